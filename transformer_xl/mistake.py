@@ -14,3 +14,8 @@ class Mistake(ValueError):
 def shortened(text: str) -> str:
     """Text from a file, safe and short enough for a sentence: what is long or unprintable is cut and escaped."""
     return text if text.isprintable() and len(text) <= 100 else ascii(text[:100])
+
+
+def printable(text: str) -> str:
+    """Text that may quote a file or a name, with what a terminal would obey escaped. Lines stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 from ..runtime.files import write_whole
 from .recl import ReclResult
 
@@ -277,7 +277,13 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the font shows a box for a missing character
         for form in ("png", "svg"):
             file = io.BytesIO()
-            figure.savefig(file, format=form, dpi=160)
+            try:
+                figure.savefig(file, format=form, dpi=160)
+            except RuntimeError as error:
+                if not load_matplotlib().rcParams["text.usetex"]:
+                    raise
+                reason = shortened(str(error))
+                raise Mistake(f"{stem} needs LaTeX ({reason}). Set text.usetex to False in matplotlibrc.") from error
             paths.append(stem.with_name(f"{stem.name}.{form}"))
             write_whole(paths[-1], file.getvalue())
     return paths

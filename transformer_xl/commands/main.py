@@ -21,7 +21,7 @@ from textwrap import fill, indent
 from typing import Any
 
 from ..config import recipe as recipes
-from ..mistake import Mistake
+from ..mistake import Mistake, printable
 from ..runtime.launcher import rank_and_size
 from ..runtime.terminal import LastingOutput, Output
 from . import COMMANDS, command_class
@@ -188,7 +188,7 @@ def rank_name() -> str:
 
 def complain(sentence: str) -> None:
     """Print a sentence on standard error. Control characters are escaped, because the sentence may quote a file."""
-    print("txl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence), file=sys.stderr)
+    print("txl:", printable(sentence), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,10 @@ class Problem(NamedTuple):
 
     def named(self, form: str) -> str:
         """The sentence with each field in this form: "train.{}", or "--{}" for options of a command."""
-        names = map(form.format, self.fields)
-        return self.sentence.format(*(name.replace("_", "-") if form == OPTION else name for name in names))
+        sentence = self.sentence
+        for name in map(form.format, self.fields):  # not by `format`: the sentence may quote braces
+            sentence = sentence.replace("{}", name.replace("_", "-") if form == OPTION else name, 1)
+        return sentence
 
 
 class WrongSettings(Mistake):

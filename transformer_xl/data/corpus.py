@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from filelock import FileLock
 from jaxtyping import Int, Integer
 
 from ..mistake import Mistake
-from ..runtime.files import digest_of, explain_write_error, remove_unfinished, whole_folder
+from ..runtime.files import digest_of, explain_write_error, remove_unfinished, wait_for, whole_folder
 from .bpe import renumber, train_bpe
 from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
 from .ids import id_blocks
@@ -211,7 +210,7 @@ class Corpus:
             )
         with explain_write_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_name(f".{path.name}.lock")):
+            with wait_for(path.with_name(f".{path.name}.lock"), f"making {path}"):
                 if reuse:
                     with suppress(FileNotFoundError, ValueError):
                         return cls.open(path, verify=True)

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from ..mistake import Mistake
 from .corpus import Split
+from .header import PREPARE_AGAIN
 
 _MOST_STREAMS = 1 << 20
 _TURN = 64
@@ -89,6 +91,14 @@ def shifted_copies(tokens: Integer[np.ndarray, " N"], copies: int, seed: int) ->
     begins = np.random.default_rng(seed).integers(len(tokens), size=copies)
     starts = np.stack([begins, np.zeros_like(begins)], axis=1)
     return Rearranged(tokens, starts.ravel(), np.stack([len(tokens) - begins, begins], axis=1).ravel())
+
+
+def _check_size(tokens: Integer[np.ndarray, " N"]) -> None:
+    """Refuse a token store that was cut since it was opened: to read what is gone would kill the process."""
+    if isinstance(tokens, np.memmap) and tokens.filename is not None:
+        file = Path(tokens.filename)
+        if not file.exists() or file.stat().st_size < tokens.offset + tokens.nbytes:
+            raise Mistake(f"{file} was cut or removed while it was read. {PREPARE_AGAIN}")
 
 
 def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarray, " n"]:
@@ -243,6 +253,7 @@ class StreamLoader:
         if index < 0:
             raise Mistake(f"Segments count from 0, got {index}.")
         epoch, index = divmod(index, len(self)) if self._seed is None else self._epoch_of(index)
+        _check_size(self._tokens)
         tokens = self._tokens_of(epoch)
         windows = [self._locate(row, epoch, index) for row in self._all]
         width = max(each.targets + min(each.done, self.context_len) for each in windows if each.targets)

@@ -48,6 +48,8 @@ class Context(NamedTuple):
     last: Integer[np.ndarray, " n"]
     """The last token, which the model reads with the next text; empty if there was none."""
     lengths: Lengths
+    vocab: str
+    """The fingerprint of its vocabulary."""
 
     def copy(self) -> State:
         """A copy of the state, because a call may change the state that it gets."""

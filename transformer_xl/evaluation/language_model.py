@@ -93,7 +93,8 @@ class LanguageModel(LoadedModel):
             tokens = [writer.write(token) for token in ids[1:].tolist()]
         sizes = self.vocab.token_sizes()
         size = None if sizes is None else int(sizes[ids[1:]].sum())
-        return ScoredTokens(tokens, np.concatenate(nats), size, Context(state, ids[-1:], lengths))
+        read = Context(state, ids[-1:], lengths, self.vocab.fingerprint)
+        return ScoredTokens(tokens, np.concatenate(nats), size, read)
 
     def next_tokens(
         self, prompt: str | bytes = "", context: Context | None = None, *, count: int = 10
@@ -143,12 +144,14 @@ class LanguageModel(LoadedModel):
         lengths = self._lengths(context)
         if context is not None:
             return lengths, context.copy()
-        with torch.no_grad():
+        with torch.no_grad(), autocast("fp32", device_of(self.model)):
             return lengths, self._reader(lengths).empty_cache(1, lengths)
 
     def _lengths(self, context: Context | None) -> Lengths:
         if context is None:
             return self.config.writing_lengths(self.config.eval_lengths)
+        if context.vocab != self.vocab.fingerprint:
+            raise Mistake("context must be of a model with this vocabulary, and is not. Read the text again.")
         return context.lengths
 
     def _reader(self, lengths: Lengths) -> Writer:

@@ -146,7 +146,10 @@ def read_verdict(device: torch.device) -> str | None:
     file, again = verdict_file(card(device)), "`txl env --check` tries them in one or two minutes"
     if not file.exists():
         return f"the fused kernels have not been tried on this card with these versions; {again}"
-    why = json.loads(file.read_text(encoding="utf-8"))["why"]
+    try:
+        why = json.loads(file.read_text(encoding="utf-8"))["why"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        why = f"{file} is damaged"
     return None if why is None else f"the fused kernels failed their contract on this card ({why}); {again}"
 
 

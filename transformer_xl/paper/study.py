@@ -25,7 +25,7 @@ from typing import Any
 from ..evaluation.score import figure
 from ..mistake import Mistake
 from ..run import Run
-from ..runtime.files import remove_folder, write_whole
+from ..runtime.files import read_table, remove_folder, write_whole
 from ..runtime.terminal import clock
 from . import al_rfou
 from .exhibits import AL_RFOU, content, first_like, training
@@ -77,7 +77,7 @@ class Study:
         file = self.folder(row, seed) / "result.json"
         if not file.exists():
             return None
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_table(file, "Give --again to make it again.", settings=str)
         if "settings" in found and found["settings"] != " ".join(self.settings(row, seed)):
             raise Mistake(
                 f"{file.parent} was made with other settings, `{found['settings']}`. Give --again to train it again, "

@@ -6,6 +6,7 @@ of another checkpoint than the run's best are computed again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from ..evaluation.score import evaluate
 from ..evaluation.splits import score_split, segments_of
 from ..run import LoadedModel, find_checkpoint
 from ..run.trained import TrainedRun
-from ..runtime.files import SEAL, digest_of, write_whole
+from ..runtime.files import SEAL, digest_of, read_table, write_whole
 
 FILE = "report.json"
 TARGETS = 10_000
@@ -78,8 +79,15 @@ def stored_figures(run: Path) -> Figures | None:
     """The stored figures of the run's best checkpoint; None if there are none."""
     if not (run / FILE).exists():
         return None
-    figures: Figures = json.loads((run / FILE).read_text("utf-8"))
-    return figures if figures["checkpoint"] == identity(find_checkpoint(run)) else None
+    stored = read_table(run / FILE, "Remove it; it is computed again.")
+    figures: Figures = stored.get("figures", {})
+    sound = stored.get("sum") == _sum(figures) and figures["checkpoint"] == identity(find_checkpoint(run))
+    return figures if sound else None
+
+
+def _sum(figures: Figures) -> str:
+    """Finds what was changed by hand or by another version."""
+    return hashlib.sha256(json.dumps(figures).encode()).hexdigest()
 
 
 def complete_figures(run: Path, device: str = "auto") -> None:
@@ -96,7 +104,7 @@ def complete_figures(run: Path, device: str = "auto") -> None:
     split = trained.text(loaded.vocab, None, None, loaded.config.eval.split)
     print(f"txl: Computing the figures of {run} that need its model.", file=sys.stderr)
     figures = model_figures(loaded, split, checkpoint, precision=trained.precision)
-    write_whole(run / FILE, json.dumps(figures) + "\n")
+    write_whole(run / FILE, json.dumps({"sum": _sum(figures), "figures": figures}) + "\n")
 
 
 def model_figures(loaded: LoadedModel, split: Split, checkpoint: Path, *, precision: str) -> Figures:

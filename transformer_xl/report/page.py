@@ -108,7 +108,7 @@ def evaluations(records: Sequence[Record]) -> Table:
             costs = [f"{number(entry.get(name)):.4f}".replace("nan", UNKNOWN) for name in ("loss", "bits_per_byte")]
             counts = [exact(number(entry.get(name))) for name in ("targets", "tokens_per_second")]
             figures = [figure_of(record, entry), *costs, *counts]
-            rows.append([record.name, entry["split"], entry["step"], *lengths, *figures])
+            rows.append([record.name, entry["split"], entry.get("step", UNKNOWN), *lengths, *figures])
     columns = ["run", "split", "step", *LENGTHS, "result", "loss", "bits/byte", "targets", "tokens/s"]
     return Table(columns, rows, words=2)
 

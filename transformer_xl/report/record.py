@@ -66,7 +66,7 @@ class Record:
     @property
     def step(self) -> int:
         """The last step that an entry names."""
-        return max((int(number(entry["step"])) for entry in self.entries), default=0)
+        return max((int(number(entry.get("step", 0))) for entry in self.entries), default=0)
 
     @property
     def test_entry(self) -> Entry | None:
@@ -79,7 +79,7 @@ class Record:
     @property
     def best_valid(self) -> Entry | None:
         known = [e for e in self.evaluations if e["split"] == "valid" and math.isfinite(number(e["loss"]))]
-        return min(known, key=lambda entry: number(entry["loss"]), default=None)
+        return min(known, key=lambda entry: number(entry.get("loss")), default=None)
 
     def tokens(self, steps: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Targets trained on up to each of `steps`, from speeds and times."""
@@ -96,9 +96,20 @@ def last_part(value: str) -> str:
     return PureWindowsPath(value).name if value.startswith("/") or PureWindowsPath(value).is_absolute() else value
 
 
+LARGEST_PICTURE = 1 << 24
+
+
 def number(value: object) -> float:
     """A number from JSON; nan for null, which stands for a number that is not finite."""
     return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _is_picture(path: Path, folder: Path) -> bool:
+    """Whether a file of the run's own is a PNG that a page can hold. A link may lead to what nobody wants to share."""
+    if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(8) == b"\x89PNG\r\n\x1a\n" and path.stat().st_size < LARGEST_PICTURE
 
 
 def read_run(folder: Path, name: str) -> Record:
@@ -115,6 +126,6 @@ def read_run(folder: Path, name: str) -> Record:
         entries=run.metrics.entries(),
         environment=run.facts(),
         parameters=run.parameters() if saved else None,
-        pictures=sorted(path for path in folder.glob("*/*.png") if path.is_file()),
+        pictures=sorted(path for path in folder.glob("*/*.png") if _is_picture(path, folder)),
         figures=stored_figures(folder) if saved else None,
     )

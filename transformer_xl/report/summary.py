@@ -43,7 +43,7 @@ def description(record: Record) -> str:
     kind = "Transformer-XL" if model.kind == "transformer-xl" else model.kind
     shape = f"{model.n_layer} layers of {model.d_model}, {model.n_head} heads"
     devices = record.environment.get("devices")
-    names = devices if isinstance(devices, list) else ["an unknown machine"]
+    names = devices if isinstance(devices, list) and devices else ["an unknown machine"]
     machine = names[-1 if train.device.startswith("cuda") else 0]
     text = f"{record.corpus} ({record.unit}s)"
     return f"{kind}, {shape}, on {text}; trained on {machine}, {train.precision}, {train.backend}"
@@ -70,7 +70,7 @@ def exact(count: float | None) -> str:
 
 def figure_of(record: Record, entry: Entry | None) -> str:
     """The loss of an entry as perplexity or bits per character; a dash without an entry."""
-    return UNKNOWN if entry is None else loss_text(record, number(entry["loss"]))
+    return UNKNOWN if entry is None else loss_text(record, number(entry.get("loss")))
 
 
 def loss_text(record: Record, loss: float) -> str:
@@ -103,7 +103,7 @@ def _state(record: Record) -> list[str]:
         return [f"Training has not ended: this is its state after step {record.step:,} of {planned:,}."]
     if record.test_entry is None:
         return [f"There is no {split} figure: the run was not scored at its end, or is being scored now."]
-    if not math.isfinite(number(record.test_entry["loss"])):
+    if not math.isfinite(number(record.test_entry.get("loss"))):
         return [f"The {split} loss is not finite."]
     return []
 

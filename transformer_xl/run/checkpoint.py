@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,9 +15,8 @@ from torch import Tensor, nn
 
 from ..config.problems import WrongSettings
 from ..config.recipe import HINTS, SECTIONS
-from ..config.settings import RunConfig, TransformerXLConfig
-from ..config.shape import RECURRENT, own_kinds
-from ..config.values import fits, listing
+from ..config.settings import RunConfig
+from ..config.values import fits, listing, value_text
 from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.baselines import build_model, check_rebuilt
@@ -112,7 +113,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
             f"{folder} does not fit together: vocab.json has {len(vocab)} tokens and config.json says "
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
-    _refuse_absurd(config.model, folder)
+    _refuse_absurd(config, folder)
     with torch.random.fork_rng(devices=[]):  # the initial values are replaced; keep the caller's random state
         model = build_model(config.model, backend=backend)
     load_weights(model, folder)
@@ -141,20 +142,35 @@ def load_training(folder: str | Path) -> TrainingState:
             f"{folder} holds no training state, so training cannot resume there. Start a new run from it with --init."
         )
     stored = read_json(folder / "training.json")
-    try:
-        return TrainingState(stored["step"], stored["scalars"], read_tensors(folder / "training.safetensors"))
-    except (KeyError, TypeError) as error:
-        raise Mistake(f"{folder / 'training.json'} is not a training state: it lacks {error}.") from error
+    step, scalars = (stored.get(name) for name in ("step", "scalars")) if isinstance(stored, dict) else (None, None)
+    named = re.fullmatch(r"step_(\d+)", folder.name)
+    same = step == read_header(folder / "config.json").get("step") and (not named or int(named[1]) == step)
+    if not isinstance(step, int) or not isinstance(scalars, dict) or not same:
+        raise Mistake(
+            f"{folder / 'training.json'} must be the training state of its folder and config.json, and is of step "
+            f"{value_text(step)}. Restore the folder from a copy, or use another checkpoint."
+        )
+    return TrainingState(step, scalars, read_tensors(folder / "training.safetensors"))
 
 
-def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
-    """Compare the sizes with the file of weights, because building a model with wrong sizes may take all memory."""
-    size = (folder / "model.safetensors").stat().st_size
-    layer = model.d_model * max(model.d_inner, 1 if model.base_kind in RECURRENT else model.n_head * model.d_head)
-    layers = 0 if model.kind in own_kinds else model.n_layer * layer
-    if max(layers, model.vocab_size, model.positions) > size:
+def _refuse_absurd(config: RunConfig, folder: Path) -> None:
+    """Refuse settings that need more than the file of weights holds, or this machine has, before memory is taken."""
+    model, size = config.model, (folder / "model.safetensors").stat().st_size
+    needed = size + 1
+    if max(model.n_layer, model.vocab_size, model.positions) <= size:  # to build many layers takes time
+        with torch.device("meta"):
+            needed = sum(value.numel() for value in weights(build_model(model)).values())
+    if needed > size:
         with name_damage(folder / "model.safetensors"):
             raise Mistake("config.json has sizes of more weights")
+    lengths = max(config.eval_lengths.mem_len, config.train.mem_len) if model.zero_memory else 0
+    memory = 4 * model.n_layer * lengths * model.d_model
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if memory > machine:
+        raise Mistake(
+            f"{folder / 'config.json'} asks for {memory:,} bytes of memory (zero_memory and mem_len), and this machine "
+            f"has {machine:,}. Give a smaller mem_len there."
+        )
 
 
 def load_config(folder: str | Path) -> RunConfig:

@@ -21,7 +21,7 @@ from ..config.recipe import load_recipe, write_toml
 from ..config.settings import RunConfig
 from ..config.values import join_words
 from ..data.corpus import Corpus
-from ..mistake import Mistake
+from ..mistake import printable
 from ..ops import BACKENDS
 from ..runtime.device import CPUINFO
 from ..runtime.files import (
@@ -31,6 +31,7 @@ from ..runtime.files import (
     holds_anything,
     lock_folder,
     plain_file,
+    read_table,
     refuse_odd_name,
     remove_folder,
     write_whole,
@@ -81,7 +82,8 @@ class Run:
     def checkpoints(self) -> list[Path]:
         """The complete checkpoints, oldest first."""
         found = self.path.glob("checkpoints/*")
-        steps = [(int(match[1]), path) for path in found if (match := re.fullmatch(r"step_(\d+)", path.name))]
+        names = [(re.fullmatch(r"step_(\d+)", path.name), path) for path in found if not path.is_symlink()]
+        steps = [(int(match[1]), path) for match, path in names if match]
         return [path for _, path in sorted(steps)]
 
     @property
@@ -155,16 +157,8 @@ class Run:
         file = self.path / "environment.json"
         if not file.exists():
             return {}
-        try:
-            found = json.loads(plain_file(file).read_text(encoding="utf-8"))
-            if not isinstance(found, dict):
-                raise ValueError("it holds no table")
-        except (ValueError, RecursionError) as error:
-            raise Mistake(
-                f"{file} is damaged ({error}); it records how the run began. Restore it, or remove it to compare "
-                "nothing."
-            ) from error
-        return found
+        advice = "It records how the run began: restore it, or remove it to compare nothing."
+        return read_table(file, advice, corpus=dict, devices=list)
 
     def begin(self, config: RunConfig, corpus: Corpus, *, ranks: int, begun: Mapping[str, object] | None) -> None:
         """Write the settings and facts of a run that begins or goes on.
@@ -191,6 +185,7 @@ class Run:
 
     def say(self, line: str) -> None:
         """Print a line and append it to the log."""
+        line = printable(line)
         print(line, flush=True)
         with explain_write_error(self.path / "log.txt"), (self.path / "log.txt").open("a", encoding="utf-8") as log:
             log.write(line + "\n")
@@ -229,7 +224,8 @@ class Run:
 
 def valid_loss(folder: str | Path) -> float | None:
     """The validation loss of a checkpoint, in nats per target; None if it was not measured."""
-    return read_header(Path(folder) / "config.json").get("valid_loss")
+    found = read_header(Path(folder) / "config.json").get("valid_loss")
+    return found if isinstance(found, int | float) else None
 
 
 def _loss_if_sound(folder: Path) -> float | None:

@@ -11,6 +11,9 @@ from typing import Any
 from ..mistake import Mistake
 from ..runtime.files import explain_write_error, plain_file, sync, write_whole
 
+_KINDS: dict[str, type] = {"step": int, "split": str, "checkpoint": str}
+"""The types of what programs look entries up by."""
+
 
 class Metrics:
     """`metrics.jsonl`: one JSON object per line. Programs can read it during the run."""
@@ -60,9 +63,10 @@ class Metrics:
 def _entry(line: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) else None
+    sound = isinstance(entry, dict) and all(isinstance(entry.get(name, kind()), kind) for name, kind in _KINDS.items())
+    return entry if sound else None
 
 
 def _finite(value: object) -> object:

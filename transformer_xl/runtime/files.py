@@ -8,16 +8,19 @@ from __future__ import annotations
 import errno
 import glob
 import hashlib
+import json
 import os
 import shutil
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 
 UNFINISHED = ".tmp-"
 """The prefix of every half-written file and folder; `remove_unfinished` removes what killed processes left."""
@@ -126,11 +129,44 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
             raise
 
 
+def read_table(path: Path, advice: str, **kinds: type) -> dict[str, Any]:
+    """The JSON object in a file, in which these fields have these types, if they are there.
+
+    Raises:
+        Mistake: the file is damaged. The sentence ends with `advice`.
+    """
+    try:
+        found = json.loads(plain_file(path).read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no table")
+        for name, kind in kinds.items():
+            if not isinstance(found.get(name, kind()), kind):
+                raise ValueError(f"its {name} must be of type {kind.__name__}")
+    except (ValueError, RecursionError) as error:
+        raise Mistake(f"{path} is damaged ({shortened(str(error))}). {advice}") from error
+    return found
+
+
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def wait_for(lock: Path, what: str) -> Iterator[None]:
+    """Hold a lock, and say so if another process does for more than 2 seconds: it is `what`."""
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=2)
+    except Timeout:
+        print(f"txl: Another process is {what}; this one waits for it ({lock}).", file=sys.stderr)
+        held.acquire()
+    with held:
+        held.release()
+        yield
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """Lock `folder` for this process, and remove it afterwards if it was made for this and is still empty.
 
-    The system releases the lock however the process ends. Raises `BlockingIOError` if another process holds it.
+    The system releases the lock however the process ends. Raises `BlockingIOError` if another process holds it. Yields
+    a check, which raises a `Mistake` if the lock was removed, so that another process may write here.
     """
     made = make_folder(folder)
     lock = FileLock(folder.resolve() / LOCK, is_singleton=True)  # a process may lock a folder more than once
@@ -140,8 +176,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
         raise BlockingIOError(
             f"{folder} is in use by another process. Wait until that ends, or choose another folder."
         ) from None
+    mark = _identity(folder / LOCK)
+
+    def check() -> None:
+        if _identity(folder / LOCK) != mark:
+            raise Mistake(f"{folder / LOCK} was removed or replaced, so another process may write here. Start again.")
+
     try:
-        yield
+        yield check
     finally:
         lock.release()
         if made and not holds_anything(folder):
@@ -149,6 +191,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
             with suppress(OSError):  # another process may have added a file
                 for empty in made:
                     empty.rmdir()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def refuse_odd_name(name: Path | str, option: str) -> None:

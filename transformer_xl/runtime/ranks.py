@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ..mistake import Mistake
 from .launcher import launch_warning, rank_and_size, variable
+
+BEAT, SILENT = 10.0, 120.0
+"""Seconds between two signs of life of a rank, and those without one after which it is named."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,13 @@ def join_ranks(device: str) -> Iterator[Ranks]:
             store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
         backend, hour = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(hours=1)
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=hour)
-        yield ranks
-        _settle()
+        ended, copy = threading.Event(), store.clone()  # type: ignore[attr-defined]
+        threading.Thread(target=_watch, args=(copy, ranks, ended), daemon=True).start()
+        try:
+            yield ranks
+            _settle()
+        finally:
+            ended.set()
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
@@ -101,6 +110,22 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _watch(store: Store, ranks: Ranks, ended: threading.Event) -> None:
+    """Count while this process runs. On the first rank: name those that have stopped counting, once each."""
+    counts, since = [0] * ranks.size, [time.monotonic()] * ranks.size
+    with suppress(RuntimeError):  # the store has gone, because a process has ended
+        while not ended.wait(BEAT):
+            store.add(f"beat {ranks.rank}", 1)
+            for rank in range(ranks.size if ranks.first else 0):
+                count = store.add(f"beat {rank}", 0)
+                if count != counts[rank]:
+                    counts[rank], since[rank] = count, time.monotonic()
+                elif time.monotonic() - since[rank] > SILENT:
+                    since[rank] = float("inf")
+                    print(f"txl: Rank {rank} has not run for {SILENT} s: it was stopped, or its machine is gone. The "
+                          "others wait for it.", file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _settle() -> None:

@@ -83,7 +83,7 @@ def fit(
         raise FileExistsError(f"{folder} holds checkpoints. Choose another folder, or go on with resume=True.")
     with ExitStack() as stack:
         if ranks.first:
-            stack.enter_context(lock_folder(run.path))
+            check_lock = stack.enter_context(lock_folder(run.path))
             run.begin(config, corpus, ranks=ranks.size, begun=begun)
             introduce(run, model, corpus, config, ranks)
         model.to(config.train.device).train()
@@ -93,12 +93,13 @@ def fit(
             run.metrics.truncate(trainer.step)
             printer = ProgressPrinter(log=run.path / "log.txt")
         else:
+            check_lock = lambda: None  # noqa: E731
             printer = ProgressPrinter(stream=stack.enter_context(open(os.devnull, "w")))
         stack.enter_context(printer)
         received = stack.enter_context(_deferred_signals(ranks))
         # inside the line above, so signals are still deferred while it ends
         writer = stack.enter_context(BackgroundWriter(kept=ranks.first))
-        _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, printer, replan).train(received)
+        _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, printer, replan, check_lock).train(received)
         writer.wait()
         [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is written
     return trainer.step >= trainer.config.max_steps and not signals
@@ -151,6 +152,7 @@ class _Loop:
     writer: BackgroundWriter
     printer: ProgressPrinter
     replan: Callable[[Trainer], TrainConfig] | None
+    check_lock: Callable[[], None]
 
     def train(self, received: list[str]) -> None:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
@@ -222,6 +224,7 @@ class _Loop:
         training = trainer.state(snapshot)
         if not trainer.ranks.first:
             return
+        self.check_lock()
         self.run.metrics.sync()  # before a checkpoint says how far they go
         folder, config = self.run.checkpoint(trainer.step), replace(self.config, model=model.config)
         write = partial(save_checkpoint, folder, model=stored, vocab=self.corpus.vocab, config=config)

@@ -294,8 +294,12 @@ class Trainer:
         Training continues with the same bits as if it had never stopped. After a change of the number of ranks, losses
         agree to rounding, except for dropout.
         """
-        self.step, self.seconds, self.skipped = state.step, state.scalars["seconds"], state.scalars["skipped"]
-        self.pace = Pace(**state.scalars["pace"])
+        try:
+            self.step, self.seconds, self.skipped = state.step, state.scalars["seconds"], state.scalars["skipped"]
+            self.pace = Pace(**state.scalars["pace"])
+            self.pace.entry("byte")
+        except (KeyError, TypeError) as error:
+            raise Mistake(f"training.json must hold numbers of training ({error}). Use another checkpoint.") from error
         if "averaged" in state.scalars:
             self.average = Average(self.model, state.scalars["averaged"])
         weights: dict[str, Tensor] = dict(self.model.named_parameters())

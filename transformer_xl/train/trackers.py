@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ..config.settings import RunConfig
 from ..mistake import Mistake
-from ..runtime.files import write_whole
+from ..runtime.files import read_table, write_whole
 
 Entry = Mapping[str, Any]
 """An entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
@@ -119,7 +119,7 @@ class WeightsAndBiases:
         self._file = run / "wandb.json"
         self._kept: dict[str, Any] = {"id": uuid.uuid4().hex[:8], "told": {}}
         if self._file.exists():
-            self._kept = json.loads(self._file.read_text())
+            self._kept |= read_table(self._file, "Remove it to begin a new record.", id=str, told=dict)
         self._before = dict(self._kept["told"])
         self._save()
         self._module.init(

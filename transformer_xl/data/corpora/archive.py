@@ -13,10 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from filelock import FileLock
-
 from ...mistake import Mistake
-from ...runtime.files import UNFINISHED, explain_write_error, plain_file, remove_unfinished
+from ...runtime.files import UNFINISHED, explain_write_error, plain_file, remove_unfinished, wait_for
 from ..reading import DAMAGE, read_errors, unpack_limit
 
 _PACKED = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
@@ -54,7 +52,7 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
         return
     with explain_write_error(home):
         home.mkdir(parents=True, exist_ok=True)
-    with FileLock(home / f".{path.name}.lock"):
+    with wait_for(home / f".{path.name}.lock", f"unpacking {path}"):
         remove_unfinished(home, path.name)  # left by a process that was killed
         with explain_write_error(home):
             temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{path.name}-", dir=home)

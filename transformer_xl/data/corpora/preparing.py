@@ -11,11 +11,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from filelock import FileLock
-
 from ...config.values import listing
 from ...mistake import Mistake
-from ...runtime.files import explain_write_error
+from ...runtime.files import explain_write_error, wait_for
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
 from ..header import Header
@@ -138,7 +136,7 @@ def _download_all(dataset: Dataset, downloads: Path) -> list[Path]:
     """Download every package of a corpus, in one process at a time."""
     with explain_write_error(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
-    with FileLock(downloads / ".lock"):
+    with wait_for(downloads / ".lock", f"downloading to {downloads}"):
         paths = [
             download(package.origins, downloads, check=partial(_verify_package, dataset, package.files))
             for package in dataset.packages

@@ -80,6 +80,8 @@ def _module(path: Path) -> tuple[ModuleType | None, str | None]:
     """The kernels, or None and the reason."""
     if not path.exists():
         return None, f"it is not built for this machine; {_BUILD} builds it"
+    if reason := _doubt(path, cache_folder()):
+        return None, reason
     try:
         spec = spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
@@ -88,6 +90,17 @@ def _module(path: Path) -> tuple[ModuleType | None, str | None]:
         return module, None
     except ImportError as error:
         return None, f"its build {path} cannot be loaded ({error}); {_BUILD} builds it again"
+
+
+def _doubt(path: Path, home: Path) -> str | None:
+    """Why a file below `home` must not run: someone else could have written it. None if nobody could."""
+    for each in (path, *path.parents):
+        found = each.stat()
+        if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022 or (each == path and not path.is_file()):
+            return f"others may write {each}; remove it, or take these rights away"
+        if each == home:
+            break
+    return None
 
 
 def _kernels() -> ModuleType:
