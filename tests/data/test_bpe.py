@@ -85,9 +85,8 @@ def test_a_text_without_borders_is_cut_in_the_same_places_however_it_is_read(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bpe, "_SLICE", 5)
         whole = list(bpe._slices(raw := text.encode()))
-        read = [one for piece in reading.pieces(raw, "bpe", size) for one in bpe._slices(piece)]
-        assert read == whole and all(each.decode() for each in whole) and max(map(len, whole), default=0) < 9
-        ids = [pairs.encode(each.decode()) for each in whole]
+        assert b"".join(whole) == raw and all(each.decode() for each in whole) and max(map(len, whole), default=0) < 9
+        ids = [pairs.encode(piece.decode()) for piece in reading.pieces(raw, "bpe", size)]
         np.testing.assert_array_equal(np.concatenate([*ids, []]), pairs.encode(text))
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from amount import examples
-from hypothesis import given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.commands.main import main
@@ -142,7 +143,9 @@ def test_every_text_of_a_file_is_escaped(tmp_path):
         run = make_run(tmp_path / re.sub(r"\W", "", word) / word.replace("/", ""), entries)
         (run / "environment.json").write_text(json.dumps({word: word, "init": word, "cores": word}))
         (run / "attention").mkdir()
-        (run / "attention" / f"{word.replace('/', '')}.png").write_text("<svg><script>alert(1)</script></svg>")
+        (run / "attention" / f"{word.replace('/', '')}.png").write_bytes(
+            b"\x89PNG\r\n\x1a\n<svg><script>alert(1)</script></svg>"
+        )
         pages[word] = page_of(run)
     plain, evil = (pages[word].elements for word in ("plain", EVIL))
     assert [(tag, sorted(attrs)) for tag, attrs in evil] == [(tag, sorted(attrs)) for tag, attrs in plain]
@@ -206,17 +209,55 @@ def test_settings_that_differ_from_the_recipe_come_first(tmp_path):
 def test_the_page_is_written_into_the_run_or_the_current_folder(tmp_path, capsys):
     one, _ = (make_run(tmp_path / name) for name in ("one", "two"))
     (one / "attention").mkdir()
-    (one / "attention" / "average.png").write_bytes(b"picture")
+    (one / "attention" / "average.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     os.mkfifo(one / "attention" / "a_pipe.png")
+    (tmp_path / "private.png").write_bytes(b"\x89PNG\r\n\x1a\nprivate")
+    (one / "attention" / "a_link.png").symlink_to(tmp_path / "private.png")
     assert main(["report", "one"]) == main(["report", "one", "two"]) == 0
     assert "Report: one/report.html" in capsys.readouterr().out
     source = (one / "report.html").read_text("utf-8")
     assert "one: attention/average" in Page(source).text and Path("report.html").exists()
-    assert page_of(one).values("src")[0].startswith("data:image/png;base64,")
+    [source_of_picture] = page_of(one).values("src")  # no pipe, and no link to what is outside
+    assert source_of_picture.startswith("data:image/png;base64,")
     assert Path("page.html").read_text("utf-8") == source, "the same files give the same page"
     assert main(["report", "nowhere"]) == main(["report"]) == 2
     error = capsys.readouterr().err
     assert "nowhere is not a run: it must be a folder" in error and "at least one run" in error
+
+
+ODD = st.recursive(
+    st.sampled_from([None, True, -1, 1e300, 10**4000, "x", "\x1b[31m"]),
+    lambda one: st.lists(one) | st.dictionaries(st.text(max_size=3), one),
+    max_leaves=3,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
+@given(file=st.sampled_from(["metrics.jsonl", "environment.json", "report.json"]), data=st.data())
+@example(file="metrics.jsonl", data="[" * 100_000)
+@example(file="report.json", data="[1]")
+def test_odd_values_in_a_runs_files_end_in_a_page_or_a_sentence(tmp_path, capsys, file, data):
+    names = [
+        "step",
+        "split",
+        "loss",
+        "checkpoint",
+        "corpus",
+        "devices",
+        "figures",
+        "sum",
+        "mem_len",
+        "sample",
+        "seconds",
+    ]
+    run = make_run(tmp_path / uuid.uuid4().hex)
+    if not isinstance(data, str):
+        data = json.dumps(data.draw(ODD | st.dictionaries(st.sampled_from(names), ODD)))
+    with (run / file).open("a" if file == "metrics.jsonl" else "w") as opened:
+        opened.write(data + "\n")
+    assert main(["report", str(run)]) in (0, 2)
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err and "Traceback" not in err
 
 
 def test_a_long_run_makes_a_small_page_quickly(tmp_path):

@@ -54,7 +54,7 @@ def test_truncating_a_missing_log_makes_no_file(tmp_path):
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\nnot json\n{"step": 2}\n')
-    with pytest.raises(ValueError, match="line 2 is not a JSON object: 'not json'"):
+    with pytest.raises(ValueError, match="line 2 is not a JSON object with a step: 'not json'"):
         Metrics(path).entries()
 
 

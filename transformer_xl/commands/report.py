@@ -12,7 +12,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ..mistake import Mistake
+from ..mistake import Mistake, printable
 from ..runtime.files import writable
 
 
@@ -48,4 +48,4 @@ def complete(run: Path, device: str) -> None:
     try:
         complete_figures(run, device)
     except (Mistake, OSError, FloatingPointError) as error:
-        print(f"txl: The page of {run} lacks the figures that need the model: {error}", file=sys.stderr)
+        print(f"txl: The page of {run} lacks the figures that need the model: {printable(str(error))}", file=sys.stderr)

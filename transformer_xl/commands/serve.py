@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from ..config.settings import Lengths
-from ..mistake import Mistake
+from ..mistake import Mistake, printable
 from .shared import Precision, RunFolder, Size
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _service(options: Serve, loaded: LoadedModel, lengths: Lengths, precision: s
 
 def _report(options: Serve, service: Service, port: int, *, locked: bool) -> None:
     host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"{service.name}, {service.vocab}: http://{host}:{port} (completions: /v1)", flush=True)
+    print(f"{printable(service.name)}, {service.vocab}: http://{host}:{port} (completions: /v1)", flush=True)
     if options.host not in LOCAL and not locked:
         print(f"txl: Other machines can use this server, because no token is set. Set {TOKEN}.", file=sys.stderr)
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_origin, get_type_hints
 
-from ..mistake import Mistake
+from ..mistake import Mistake, printable
 from .problems import Problem, Problems, WrongSettings
 from .settings import RunConfig, TrainConfig
 from .shape import own_kinds
@@ -119,7 +119,7 @@ def load_recipe(
 
 
 def _say(sentence: str) -> None:
-    print(f"txl: {sentence}", file=sys.stderr)
+    print(f"txl: {printable(sentence)}", file=sys.stderr)
 
 
 def unsaid(sentence: str) -> None:

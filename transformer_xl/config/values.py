@@ -9,6 +9,8 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
+from ..mistake import shortened
+
 _LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
 
 
@@ -108,5 +110,5 @@ def join_words(words: Any, conjunction: str = "and") -> str:
 
 def listing(names: Iterable[str], most: int = 8) -> str:
     """At most `most` names, and the number of the others: a, b and 97 more."""
-    names = list(names)
+    names = [shortened(name) if len(name) > 100 or "\n" in name else name for name in names]
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

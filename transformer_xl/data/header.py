@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 from ..runtime.files import plain_file
 from .vocab import Newlines, Unit
 
@@ -97,6 +97,6 @@ def name_damage(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.") from error
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{path} is damaged: {str(error).rstrip('.')}. {PREPARE_AGAIN}") from error
+        raise Mistake(f"{path} is damaged: {shortened(str(error)).rstrip('.')}. {PREPARE_AGAIN}") from error
     except (TypeError, AttributeError, KeyError) as error:
         raise Mistake(f"{path} is damaged: an entry is missing or unknown. {PREPARE_AGAIN}") from error

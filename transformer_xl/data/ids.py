@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from ..config.recipe import ID_FILES
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 from ..runtime.files import plain_file
 from .formats import refuse_other_ids
 from .reading import Span, Text
@@ -45,7 +45,7 @@ def read_ids(file: Path) -> Integer[np.ndarray, " N"]:
     try:
         ids = np.lib.format.open_memmap(file, mode="r")
     except _DAMAGE as error:
-        reason = str(error).rstrip(".") or type(error).__name__
+        reason = shortened(str(error)).rstrip(".") or type(error).__name__
         raise Mistake(f"{file} must be a .npy file of integers, and is not sound: {reason}. Save it again.") from error
     if ids.offset + ids.nbytes != size:
         more = size - ids.offset - ids.nbytes

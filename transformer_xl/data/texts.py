@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ..config.recipe import ID_FILES
 from ..config.values import listing
-from ..mistake import Mistake
+from ..mistake import Mistake, printable
 from ..runtime.files import digest_of
 from .formats import container_of, refuse_container, refuse_saved_dataset
 from .header import SPLITS, WHOLE
@@ -109,9 +109,7 @@ def read_splits(path: Path, unit: Unit, *, whole: bool = False) -> Texts:
             raise Mistake(" ".join([sentence, *left_out]))
     digests = {each.text.file: each.digest for each in found}
     cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]
-    notes = [
-        note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)
-    ]  # a file name may be no UTF-8
+    notes = list(map(printable, (f"{how}.", *left_out)))
     identity = repr(("lines", cuts) if lines else cuts)
 
     def check(_: object) -> None:

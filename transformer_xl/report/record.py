@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..config.settings import RunConfig
+from ..config.values import fits
 from ..run import Run
 from .figures import Figures, stored_figures
 
@@ -101,7 +102,7 @@ LARGEST_PICTURE = 1 << 24
 
 def number(value: object) -> float:
     """A number from JSON; nan for null, which stands for a number that is not finite."""
-    return float(value) if isinstance(value, int | float) else math.nan
+    return float(value) if isinstance(value, int | float) and fits(value, float) else math.nan
 
 
 def _is_picture(path: Path, folder: Path) -> bool:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..config.values import Hint, fits
 from ..mistake import Mistake
 from ..runtime.files import explain_write_error, plain_file, sync, write_whole
 
-_KINDS: dict[str, type] = {"step": int, "split": str, "checkpoint": str}
-"""The types of what programs look entries up by."""
+_HINTS: dict[str, Hint] = {"step": int, "split": str, "checkpoint": str, "sample": str}
+"""The types of what programs look entries up by. Every entry has a step."""
 
 
 class Metrics:
@@ -55,7 +56,8 @@ class Metrics:
         damaged = entries.index(None) if None in entries else len(entries)
         if any(entry is not None and (step is None or entry.get("step", 0) <= step) for entry in entries[damaged:]):
             raise Mistake(
-                f"{self.path}, line {damaged + 1} is not a JSON object: {lines[damaged][:60]!r}. Remove the line."
+                f"{self.path}, line {damaged + 1} is not a JSON object with a step: {lines[damaged][:60]!r}. Remove "
+                "the line."
             )
         return [entry for entry in entries[:damaged] if entry is not None]
 
@@ -65,8 +67,9 @@ def _entry(line: str) -> dict[str, Any] | None:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    sound = isinstance(entry, dict) and all(isinstance(entry.get(name, kind()), kind) for name, kind in _KINDS.items())
-    return entry if sound else None
+    if not isinstance(entry, dict) or "step" not in entry:
+        return None
+    return entry if all(fits(entry[name], hint) for name, hint in _HINTS.items() if name in entry) else None
 
 
 def _finite(value: object) -> object:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..config.values import listing
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 from ..runtime.files import check_seal, plain_file
 
 FORMAT = "transformer-xl checkpoint"
@@ -89,8 +89,9 @@ def name_damage(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, so its folder is no whole checkpoint. Use another one.") from None
     except (SafetensorError, ValueError, RecursionError) as error:  # errors in JSON are ValueErrors
+        reason = str(error) if isinstance(error, Mistake) else shortened(str(error))
         raise Mistake(
-            f"{path} is cut short, damaged or of another kind ({error}). Use another checkpoint, or restore this one."
+            f"{path} is cut short, damaged or of another kind ({reason}). Use another checkpoint, or restore this one."
         ) from error
 
 

@@ -18,7 +18,7 @@ from ..data.corpus import Corpus, Split
 from ..data.datasets import open_corpus
 from ..data.header import WHOLE
 from ..data.vocab import Vocab
-from ..mistake import Mistake
+from ..mistake import Mistake, printable
 from ..ops.choice import build_native
 from ..runtime.device import prepare_process, resolve_device, resolve_precision
 from .checkpoint import LoadedModel, load_config, load_model
@@ -91,7 +91,7 @@ class TrainedRun:
         if whole and data is not None and text_name(data) == config.name:
             notes.append(f"{data} trained this model, and is read whole: --split test is what was held out of it.")
         for note in notes:
-            print(f"txl: {note}", file=sys.stderr)
+            print(f"txl: {printable(note)}", file=sys.stderr)
         return corpus
 
     def text(self, vocab: Vocab, data: str | None, asked: Part | None, default: Part) -> Split:

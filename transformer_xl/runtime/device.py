@@ -59,6 +59,10 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
+if hasattr(os, "register_at_fork"):  # a forked process has none of OpenMP's threads, and would wait for them
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+
+
 def prepare_process() -> None:
     """Make this process fast on a CPU. Call this before the first tensor is made.
 

@@ -156,9 +156,10 @@ def wait_for(lock: Path, what: str) -> Iterator[None]:
     except Timeout:
         print(f"txl: Another process is {what}; this one waits for it ({lock}).", file=sys.stderr)
         held.acquire()
-    with held:
-        held.release()
+    try:
         yield
+    finally:
+        held.release()
 
 
 @contextmanager

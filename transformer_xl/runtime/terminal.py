@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO, TypeVar
 
+from ..mistake import printable
 from .files import explain_write_error
 
 
@@ -27,13 +28,14 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for name, *cells in (columns, *rows):
         aligned = [name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, rest, strict=True))]
         lines.append("  ".join(aligned).rstrip())
-    return lines
+    return list(map(printable, lines))
 
 
 def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
     """Print each name and its value on a line."""
     width = max(map(len, pairs))
-    print("\n".join([title, *(f"  {name.ljust(width)}  {value}" for name, value in pairs.items())]), flush=True)
+    lines = [title, *(f"  {name.ljust(width)}  {value}" for name, value in pairs.items())]
+    print(printable("\n".join(lines)), flush=True)
 
 
 class Output:
@@ -153,6 +155,7 @@ class ProgressPrinter:
 
     def note(self, text: str) -> None:
         """Print a text that progress does not replace: an evaluation, a warning, a sample."""
+        text = printable(text)
         self._write_log(text)
         _report(self.stream, "")
         self.stream.write(text + "\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import posixpath
 import struct
 import tarfile
@@ -13,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...mistake import Mistake
+from ...mistake import Mistake, shortened
 from ...runtime.files import UNFINISHED, explain_write_error, plain_file, remove_unfinished, wait_for
 from ..reading import DAMAGE, read_errors, unpack_limit
 
@@ -24,6 +26,8 @@ _MEMBERS = 1 << 15
 """Maximum number of files and folders in an archive."""
 _DAMAGE = (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, struct.error, RuntimeError, OSError, ValueError)
 """The errors that the standard library raises for an archive that is damaged or encrypted."""
+_NAMES = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
+"""Errors of writing a file whose cause is its name."""
 _PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _LONGEST_HEADER = 1 << 17
 """In bytes."""
@@ -101,9 +105,12 @@ def _unpack(archive: Path, folder: Path) -> None:
             else:
                 _unpack_tar(archive, folder, limit)
     except _DAMAGE as error:
-        if isinstance(error, Mistake) or (isinstance(error, OSError) and error.errno is not None):
+        number = getattr(error, "errno", None)
+        if isinstance(error, Mistake) or (number is not None and number not in _NAMES):
             raise
         reason = str(error).rstrip(".") or type(error).__name__
+        if number is not None:
+            reason = f"it has names that no folder can hold together ({os.strerror(number)})"
         raise Mistake(f"{archive} cannot be unpacked: {reason}. Download it again.") from error
 
 
@@ -137,7 +144,7 @@ def _check_names(archive: Path, names: list[str]) -> None:
     """Refuse two files of one name, of which only the last would be read."""
     counts = Counter(posixpath.normpath(name) for name in names if not name.endswith("/"))
     if twice := next((name for name, count in counts.items() if count > 1), None):
-        raise Mistake(f"{archive} has {counts[twice]} files named {twice}. Unpack it, and name the folder.")
+        raise Mistake(f"{archive} has {counts[twice]} files named {shortened(twice)}. Unpack it, and name the folder.")
 
 
 def _check_size(size: int, members: int, limit: int) -> None:
