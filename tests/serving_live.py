@@ -61,6 +61,7 @@ def live_server(
     model: LanguageModel,
     *,
     tokens: Sequence[str] = (),
+    names: Sequence[str] = (),
     limits: Limits | None = None,
     sessions: Sessions | None = None,
     start: bool = True,
@@ -71,7 +72,7 @@ def live_server(
     sessions = sessions or Sessions(seconds=60, most_bytes=1 << 30)
     limits = limits or Limits()
     service = Service("toy", made, sessions, limits)
-    server = make_server(build_app(service, tokens))
+    server = make_server(build_app(service, tokens, names))
     if start:
         made.start()
     with listen("127.0.0.1", 0) as socket:

@@ -26,9 +26,10 @@ from ranks import ALONE, trainer_of
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
+from transformer_xl.mistake import Mistake
 from transformer_xl.run import Metrics, Run, load_model, metrics, parts
 from transformer_xl.run.parts import FILES
-from transformer_xl.runtime.files import LOCK, SEAL, check_seal, lock_folder, seal
+from transformer_xl.runtime.files import LOCK, SEAL, check_seal, lock_folder, seal, wait_for
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train.objective import Objective
 from transformer_xl.train.start import STOPPED
@@ -398,6 +399,29 @@ def test_a_folder_is_locked_by_one_process_until_it_ends(tmp_path):
     with lock_folder(tmp_path / "run"):
         (tmp_path / "run" / "kept").touch()
     assert (tmp_path / "run" / "kept").exists()
+
+
+def test_a_lock_that_was_removed_is_noticed(tmp_path):
+    with lock_folder(tmp_path) as check:
+        check()
+        (tmp_path / LOCK).unlink()
+        with pytest.raises(Mistake, match="was removed or replaced"):
+            check()
+        (tmp_path / LOCK).touch()
+        with pytest.raises(Mistake, match="was removed or replaced"):
+            check()
+
+
+def test_waiting_for_another_process_is_told(tmp_path, capsys):
+    code = (
+        "import sys, time; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); "
+        "print(flush=True); time.sleep(4)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        with wait_for(tmp_path / "lock", "unpacking a.zip"):
+            assert other.wait(10) == 0  # it held the lock until its end
+    assert "Another process is unpacking a.zip; this one waits" in capsys.readouterr().err
 
 
 def test_locking_a_new_folder_leaves_nothing(tmp_path):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from transformer_xl.data import bpe, reading
 from transformer_xl.data.bpe import BytePairs, border, renumber, train_bpe
+from transformer_xl.mistake import Mistake
 
 TEXT = "The cat's hat sat, and the hat isn't that cat's.\n\nA rat sat there \n  that the cat ate.\n\u00e9t\u00e9 \u4e2d"
 END = "<|endoftext|>"
@@ -113,6 +114,13 @@ def test_training_is_reproducible_and_stops_if_the_text_has_no_more_pairs() -> N
     assert len(BytePairs(train_bpe([], 999)).symbols) == 256
     # Newlines stand alone, so no other pair is left.
     assert BytePairs(train_bpe(["ab abab\n\n", "abab"], 999)).symbols[256:] == ("ab", "abab", "\u0120abab")
+
+
+def test_a_pattern_that_explodes_is_a_sentence() -> None:
+    step = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    pairs = BytePairs(changed(lambda content: content["pre_tokenizer"]["pretokenizers"].insert(0, step)))
+    with pytest.raises(Mistake, match="retry-limit"):
+        pairs.encode("a" * 60 + "!")
 
 
 def test_newlines_are_tokens_of_their_own() -> None:

@@ -27,12 +27,14 @@ from server import serving
 
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data import corpus as corpus_module
+from transformer_xl.data import reading
 from transformer_xl.data.bpe import BytePairs, train_bpe
 from transformer_xl.data.corpora.download import DownloadSource
 from transformer_xl.data.corpora.preparing import prepare
 from transformer_xl.data.corpora.published import DATASETS, SPLITS, Dataset, Package, Protocol, SplitCounts
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
+from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.texts import read_splits
 from transformer_xl.data.vocab import EOS, UNK, Newlines, Vocab
@@ -109,6 +111,36 @@ def test_a_dataset_saved_to_disk_is_not_trained_on_as_its_description(tmp_path: 
     (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"\xff\xff\xff\xff\0\0")
     with pytest.raises(Mistake, match=r"save_to_disk of the library datasets wrote.*to_json\(\"train\.jsonl\"\)"):
         open_corpus(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.xz", "a.txt.bz2", "a.jsonl.gz"])
+def test_a_packed_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(reading, "UNPACKED", 10**6)
+    file = tmp_path / name
+    with reading.OPENERS[file.suffix](file, "wb") as opened:
+        opened.write(b'"' + b"a" * 2 * 10**6 + b'"')
+    with pytest.raises(Mistake, match="unpacks to more than 1,000,000 bytes"):
+        open_corpus(CorpusConfig(name=str(file)))
+
+
+@pytest.mark.parametrize(("name", "unit"), [("a.jsonl", "byte"), ("a.txt", "word")])
+def test_an_endless_line_or_word_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, unit: Any
+) -> None:
+    monkeypatch.setattr(reading, "LONGEST", 10**6)
+    (tmp_path / name).write_text('"' + "a" * 2 * 10**6 + '"\n')
+    with pytest.raises(Mistake, match="of more than 1,000,000 bytes"):
+        list(reading.pieces(tmp_path / name, unit))
+
+
+def test_a_store_that_is_cut_while_it_is_read_ends_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "ids").write_bytes(bytes(5000))
+    tokens = np.memmap(tmp_path / "ids", np.uint8, "r")
+    loader = StreamLoader(tokens, batch_size=1, tgt_len=100)
+    loader.segment(0)
+    os.truncate(tmp_path / "ids", 0)
+    with pytest.raises(Mistake, match="was cut or removed while it was read"):
+        loader.segment(1)
 
 
 def test_documents_are_not_reset_in_one_stream(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from server import Server, Turn, serving
 
 from transformer_xl.data import reading
+from transformer_xl.data.corpora import archive as archives
 from transformer_xl.data.corpora.archive import unpack_if_archive
 from transformer_xl.data.corpora.download import DownloadSource, download
 from transformer_xl.data.datasets import open_corpus
@@ -174,6 +175,26 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(reading, "UNPACKED", 20_011)
     monkeypatch.setattr(reading, "RATIO", 0)
     return tmp_path
+
+
+def test_an_archive_of_countless_files_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_MEMBERS", 20)
+    with zipfile.ZipFile(place / "z", "w") as made, tarfile.open(place / "t", "w") as tar:
+        for number in range(21):
+            made.writestr(str(number), b"")
+            tar.addfile(tarfile.TarInfo(str(number)))
+    for name in "zt":
+        with pytest.raises(Mistake, match="more than 20"):
+            unpack(place / name, place / "in")
+
+
+def test_names_that_no_folder_can_hold_together_are_a_damaged_archive(place: Path) -> None:
+    for names in (("a", "a/b"), ("n" * 300,)):
+        with zipfile.ZipFile(place / "z", "w") as made:
+            for name in names:
+                made.writestr(name, b"1")
+        with pytest.raises(Mistake, match="names that no folder can hold"):
+            unpack(place / "z", place / "in")
 
 
 def files_below(place: Path) -> set[Path]:

@@ -183,8 +183,14 @@ def test_a_change_of_the_model_changes_its_scores():
     np.testing.assert_array_equal(model.score(text).nats, before)
 
 
+def test_a_context_of_another_vocabulary_is_refused():
+    model, other = language_model(), language_model(WORDS)
+    with pytest.raises(Mistake, match="must be of a model with this vocabulary"):
+        model.score("ab", other.score("a bird").context)
+
+
 def test_scores_are_in_fp32_also_under_autocast():
-    model = language_model()
+    model = language_model(dtype=torch.float32)
     text = "ab ba" * 9
     with torch.autocast("cpu", torch.bfloat16):
         np.testing.assert_array_equal(model.score(text).nats, model.score(text).nats)

@@ -43,3 +43,13 @@ def test_the_smallest_numbers_become_zero_in_all_threads():
     )
     flushes = torch.set_flush_denormal(True)  # False on a processor that cannot
     assert done.stdout == ("0\n" if flushes else "1000000\n"), done.stderr
+
+
+def test_a_child_that_is_forked_after_arithmetic_can_compute():
+    """OpenMP's threads stay in the parent."""
+    code = (
+        "import os, torch, transformer_xl.runtime.device; torch.set_num_threads(2); x = torch.randn(800, 800); x @ x\n"
+        "if child := os.fork(): os._exit(os.waitpid(child, 0)[1])\n"
+        "x @ x; os._exit(0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -22,6 +22,7 @@ from serving_live import BYTES, LENGTHS, WORDS, Live, language_model, live_serve
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.run import save_checkpoint
+from transformer_xl.serving import server
 from transformer_xl.serving.answers import token_name
 from transformer_xl.serving.requests import Limits
 
@@ -186,6 +187,7 @@ def test_a_shorter_memory_forgets(live: Live) -> None:
         ("prompt", [-1], "a text, a list"),
         ("prompt", "x" * 140_000, "at most 131,072 tokens"),
         ("prompt", [1] * 140_000, "at most 131,072 tokens"),
+        ("prompt", ["x" * 70_000] * 2, "at most 131,072 tokens in all"),
         ("stream", "yes", "valid boolean"),
         ("best_of", 3, "should be 1"),
         ("presence_penalty", 0.5, "less than or equal to 0"),
@@ -241,6 +243,77 @@ def test_a_large_body_is_refused() -> None:
             assert answer.status_code == 413 and answer.json()["error"]["message"].startswith(
                 "The body must be at most"
             )
+        live.post(prompt="a")
+
+
+def test_an_answer_beyond_its_values_is_refused_before_it_is_made(live: Live) -> None:
+    read = live.service.engine.counts.read
+    for more in ({"echo": True, "prompt": "ab" * 45_000}, {"max_tokens": 16_000, "prompt": ["a"] * 4}):
+        error = live.post(**{"max_tokens": 0, "logprobs": 20, "n": 16, **more}, status=400)["error"]
+        assert "The answer must hold at most 524,288 values, and could hold" in error["message"]
+    assert live.service.engine.counts.read == read and not live.service.held
+
+
+def test_answers_that_nobody_reads_end_and_leave_nothing(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SEND_SECONDS", 1.0)
+    body = json.dumps({"prompt": "a" * 5000, "max_tokens": 0, "n": 16, "logprobs": 5, "echo": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a:1\r\nContent-Length: {len(body)}\r\n".replace("a:1", "localhost")
+    with socket.socket() as unread:
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.connect(("127.0.0.1", int(live.url.rpartition(":")[2])))
+        unread.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        time.sleep(0.5)
+        assert live.service.held.total() == 16 * 6 * 5001
+        end = time.monotonic() + 20
+        while live.service.held and time.monotonic() < end:
+            time.sleep(0.1)
+    assert not live.service.held
+    live.settle()
+
+
+def test_slow_and_countless_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS", 8)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 1.0)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    beginnings = (b"", b"GET / HTT", head, head + b"Content-Length: 99\r\n\r\n{")
+    with live_server(language_model()) as live:
+        place = ("127.0.0.1", int(live.url.rpartition(":")[2]))
+        for beginning in beginnings:
+            with socket.create_connection(place, timeout=10) as slow:
+                slow.sendall(beginning)
+                assert slow.recv(100) == b""
+        with socket.create_connection(place), socket.create_connection(place), socket.create_connection(place) as third:
+            third.settimeout(10)
+            assert b"503" in third.recv(1000) and b"too many connections" in third.recv(1000)
+        time.sleep(0.2)
+        assert live.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+        ("me.example", 200),
+        ("evil.example", 421),
+        ("[", 421),
+    ],
+)
+def test_only_names_of_the_server_are_answered(host: str, status: int) -> None:
+    """Or a page on the internet could re-point its name to this machine, and read."""
+    with live_server(language_model(), names=["me.example"]) as live:
+        answer = live.client.get("/v1/models", headers={"Host": host})
+        assert answer.status_code == status
+        assert status == 200 or answer.json()["error"]["code"] == "wrong_host"
+
+
+def test_nothing_is_read_before_the_token() -> None:
+    with live_server(language_model(), tokens=["three words \u00e0"]) as live:
+        for path in ("/v1/completions", "/openapi.json", "/docs", "/nothing", "/tokenize"):
+            answer = live.client.post(path, content=(b"a" for _ in range(3)), headers={"Authorization": "Bearer three"})
+            assert answer.status_code == 401
+        live.client.headers = httpx.Headers([(b"Authorization", "Bearer three words \u00e0".encode())])
         live.post(prompt="a")
 
 
@@ -328,7 +401,7 @@ def test_the_command_refuses_in_sentences(tmp_path: Path, capsys: pytest.Capture
             (["--port=70000"], "--port must be"),
             (["--rows=0"], "--rows must be"),
             (["--mem-len=0"], "remembers"),
-            (["--token", ""], "not blank"),
+            (["--token", " "], "not blank"),
             (["--host", "nowhere.invalid"], "nowhere.invalid"),
         ):
             assert main(["serve", str(run), *words]) == 2

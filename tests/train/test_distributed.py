@@ -235,6 +235,26 @@ def test_after_a_killed_rank_and_a_signal_to_one_the_run_ends_with_the_same_figu
 
 @pytest.mark.outside
 @pytest.mark.timeout(1000)
+def test_a_rank_that_was_stopped_is_named(tmp_path):
+    """It can go on, so the others wait for it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, threading, time\n"
+        "from transformer_xl.runtime import ranks\n"
+        "ranks.BEAT, ranks.SILENT = 0.2, 2.0\n"
+        "with ranks.join_ranks('cpu') as joined:\n"
+        "    pids = [int(one) for one in joined.total([os.getpid() * (joined.rank == rank) for rank in (0, 1)])]\n"
+        "    if joined.first:\n"
+        "        threading.Timer(8, os.kill, (pids[1], signal.SIGCONT)).start()\n"
+        "    else:\n"
+        "        os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    joined.wait()\n"
+    )
+    done = launch(2, str(script))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("Rank 1 has not run for 2.0 s") == 1 and "Rank 0 has" not in done.stderr
+
+
 def test_compiled_ranks_train_like_one_process(home, tmp_path):
     line = train(home, "compiled", "--train.compile")
     done = launch(2, "-m", "transformer_xl", *line, timeout=900, TXL_HOME=str(tmp_path))

@@ -95,9 +95,9 @@ def shifted_copies(tokens: Integer[np.ndarray, " N"], copies: int, seed: int) ->
 
 def _check_size(tokens: Integer[np.ndarray, " N"]) -> None:
     """Refuse a token store that was cut since it was opened: to read what is gone would kill the process."""
-    if isinstance(tokens, np.memmap) and tokens.filename is not None:
-        file = Path(tokens.filename)
-        if not file.exists() or file.stat().st_size < tokens.offset + tokens.nbytes:
+    if isinstance(stored := tokens.base, np.memmap) and stored.filename is not None:
+        file = Path(stored.filename)
+        if not file.exists() or file.stat().st_size < stored.offset + stored.nbytes:
             raise Mistake(f"{file} was cut or removed while it was read. {PREPARE_AGAIN}")
 
 
