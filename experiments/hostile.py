@@ -93,6 +93,11 @@ class Attacker:
         self.server: Server = server
         self.seconds: float = seconds
 
+    async def use(self, kind: str, dice: Dice) -> None:
+        """One use, which the client leaves after a while."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(getattr(self, kind)(dice), 3 * self.seconds)
+
     def session(self) -> httpx.AsyncClient:
         transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2", limits=httpx.Limits(max_connections=None))
         return httpx.AsyncClient(base_url=self.server.url, transport=transport, timeout=self.seconds)
@@ -250,7 +255,9 @@ def another(url: str) -> Iterator[Other]:
 
 
 async def attacked(server: Server, other: Other, options: Options) -> None:
-    kinds = [each for each in vars(Attacker) if each not in ("session", "post", "raw") and not each.startswith("_")]
+    kinds = [
+        each for each in vars(Attacker) if each not in ("use", "session", "post", "raw") and not each.startswith("_")
+    ]
     kinds = [kind for kind in kinds if not options.only or kind in options.only]
     attacker, dice = Attacker(server, options.seconds), Dice(options.seed)
     os.nice(10)
@@ -265,7 +272,7 @@ async def attacked(server: Server, other: Other, options: Options) -> None:
     worst: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(options.uses):
         kind = kinds[number % len(kinds)]
-        took = await other.beside(getattr(attacker, kind)(Dice(f"{options.seed} {number}")))
+        took = await other.beside(attacker.use(kind, Dice(f"{options.seed} {number}")))
         worst[kind] += took
         peak = server.megabytes("VmHWM")
         if len(took) and (np.percentile(took, 95) > 10 * alone[1] or peak > 1500):
@@ -288,7 +295,7 @@ async def for_minutes(
         nonlocal uses
         dice = Dice(f"{options.seed} {number}")
         while time.monotonic() < end:
-            await getattr(attacker, dice.choice(kinds))(dice)
+            await attacker.use(dice.choice(kinds), dice)
             uses += 1
 
     async def watch() -> None:
