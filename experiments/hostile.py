@@ -161,9 +161,11 @@ class Attacker:
 
     async def names(self, dice: Dice) -> None:
         """Odd hosts, paths, headers and methods."""
-        odd = lambda: dice.choice(
-            ["evil.example", "[", "a" * 9000, "\x1b[31m", "\u00e9", "..%2f..%2fetc/passwd", " ", "0"]
-        )  # noqa: E731
+        words = ["evil.example", "[", "a" * 9000, "\x1b[31m", "\u00e9", "..%2f..%2fetc/passwd", " ", "0"]
+
+        def odd() -> str:
+            return dice.choice(words)
+
         for _ in range(100):
             head = (
                 f"{dice.choice(['GET', 'POST', 'X' * 500])} /{odd()} HTTP/1.{dice.choice('0129')}\r\nHost: {odd()}\r\n"
@@ -259,7 +261,7 @@ async def attacked(server: Server, other: Other, options: Options) -> None:
         each for each in vars(Attacker) if each not in ("use", "session", "post", "raw") and not each.startswith("_")
     ]
     kinds = [kind for kind in kinds if not options.only or kind in options.only]
-    attacker, dice = Attacker(server, options.seconds), Dice(options.seed)
+    attacker = Attacker(server, options.seconds)
     os.nice(10)
     await other.beside(asyncio.sleep(2))
     alone = np.percentile(await other.beside(asyncio.sleep(10)), [50, 95])
@@ -279,9 +281,8 @@ async def attacked(server: Server, other: Other, options: Options) -> None:
             print(f"  use {number}, {kind}: p95 {np.percentile(took, 95):.0f} ms, peak {peak:.0f} MB", flush=True)
     for kind, took in worst.items():
         p50, p95, most = np.percentile(took or [0], [50, 95, 100])
-        print(
-            f"{kind:14} p50 {p50:8.1f}  p95 {p95:8.1f} ms = {p95 / alone[1]:5.1f} x alone  most {most:8.1f} ms  n {len(took)}"
-        )
+        ratio = f"{p95:8.1f} ms = {p95 / alone[1]:5.1f} x alone"
+        print(f"{kind:14} p50 {p50:8.1f}  p95 {ratio}  most {most:8.1f} ms  n {len(took)}")
     await asyncio.sleep(30)
     print(f"peak {server.megabytes('VmHWM'):.0f} MB; half a minute later {server.megabytes():.0f} MB")
 
@@ -307,12 +308,10 @@ async def for_minutes(
     p50, p95, most = np.percentile(took, [50, 95, 100])
     minutes, megabytes = np.array(memory[len(memory) // 2 :]).T
     slope = np.polyfit(minutes, megabytes, 1)[0]
-    print(
-        f"beside {uses} uses: p50 {p50:.1f}, p95 {p95:.1f} ms = {p95 / alone:.1f} x alone, most {most:.0f} ms, n {len(took)}"
-    )
-    print(
-        f"memory: median {np.median(megabytes):.0f} MB, peak {server.megabytes('VmHWM'):.0f}, slope {slope:+.1f} MB a minute"
-    )
+    ratio = f"{p95:.1f} ms = {p95 / alone:.1f} x alone"
+    print(f"beside {uses} uses: p50 {p50:.1f}, p95 {ratio}, most {most:.0f} ms, n {len(took)}")
+    peak = server.megabytes("VmHWM")
+    print(f"memory: median {np.median(megabytes):.0f} MB, peak {peak:.0f}, slope {slope:+.1f} MB a minute")
 
 
 def main() -> None:
