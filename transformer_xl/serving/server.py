@@ -98,7 +98,7 @@ class Server(uvicorn.Server):
         self.stop: Callable[[], object] = stop
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self.force_exit = self.should_exit
+        self.force_exit: bool = self.should_exit
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
