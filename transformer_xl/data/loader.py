@@ -93,8 +93,9 @@ def shifted_copies(tokens: Integer[np.ndarray, " N"], copies: int, seed: int) ->
     return Rearranged(tokens, starts.ravel(), np.stack([len(tokens) - begins, begins], axis=1).ravel())
 
 
-def _check_size(tokens: Integer[np.ndarray, " N"]) -> None:
+def _check_size(tokens: Integer[np.ndarray, " N"] | Rearranged) -> None:
     """Refuse a token store that was cut since it was opened: to read what is gone would kill the process."""
+    tokens = tokens._tokens if isinstance(tokens, Rearranged) else tokens
     if isinstance(stored := tokens.base, np.memmap) and stored.filename is not None:
         file = Path(stored.filename)
         if not file.exists() or file.stat().st_size < stored.offset + stored.nbytes:
