@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data import bpe, reading
-from transformer_xl.data.bpe import BytePairs, border, renumber, train_bpe
+from transformer_xl.data.bpe import BytePairs, renumber, train_bpe
 from transformer_xl.mistake import Mistake
 
 TEXT = "The cat's hat sat, and the hat isn't that cat's.\n\nA rat sat there \n  that the cat ate.\n\u00e9t\u00e9 \u4e2d"
@@ -43,6 +43,12 @@ def add(content: str, **options: bool) -> Callable[[dict[str, Any]], None]:
     names = ("single_word", "lstrip", "rstrip", "normalized", "special")
     token = {"id": SIZE, "content": content} | dict.fromkeys(names, False) | options
     return lambda tokenizer: tokenizer["added_tokens"].append(token)
+
+
+def border(text: bytes, position: int) -> int:
+    """The first border at or after `position`, or the end."""
+    found = bpe._BYTES_BORDER.search(text, position)
+    return found.start() if found else len(text)
 
 
 PAIRS = {"ours": BytePairs(OURS), "gpt2": BytePairs(changed(like_gpt2))}

@@ -23,8 +23,8 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.run import save_checkpoint
 from transformer_xl.serving import server
-from transformer_xl.serving.answers import token_name
 from transformer_xl.serving.requests import Limits
+from transformer_xl.serving.scores import token_name
 
 openai = pytest.importorskip("openai")
 JSON = {"Content-Type": "application/json"}

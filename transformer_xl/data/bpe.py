@@ -1,8 +1,9 @@
 """Byte-level byte-pair encoding: convert any text to ids of subwords, and back to the same bytes.
 
 A tokenizer is JSON of the `tokenizers` library, made by `train_bpe` or of the same kind as GPT-2's. `BytePairs` accepts
-only tokenizers that restore every text exactly and whose ids do not change if the text is cut at a `border`. Text
-without borders is cut every 16 KB, between characters.
+only tokenizers that restore every text exactly and whose ids do not change if the text is cut at a border: between
+words, after a printable ASCII character and before a space and a letter. Text without borders is cut every 16 KB,
+between characters.
 """
 
 from __future__ import annotations
@@ -131,18 +132,9 @@ def renumber(content: str, order: Sequence[int]) -> str:
     return json.dumps(settings, ensure_ascii=False, separators=(",", ":"))
 
 
-def border(text: bytes | bytearray, position: int) -> int:
-    """The first position, at or after `position`, at which `text` can be cut without changing a token.
-
-    It is between words: after a printable ASCII character and before a space and a letter. Otherwise it is the end.
-    """
-    found = _BYTES_BORDER.search(text, position)
-    return found.start() if found else len(text)
-
-
 def last_cut(text: bytes | bytearray) -> int:
     """The last position at which `text`, which begins where it may be cut and may continue, can be cut; 0 if there is
-    none: a `border`, or, 16 KB after the last of them, the next character."""
+    none: a border, or, 16 KB after the last of them, the next character."""
     cut = _last_border(text, 0, len(text) - 2)
     while (after := _forced(text, cut)) < len(text):
         cut = after

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
-from ..evaluation.generate import Sampling, TokenText
+from ..evaluation.generate import Sampling
 from ..mistake import Mistake
 from .engine import Engine
-from .jobs import Ended, Event, Failed, Job, Scored, Top, Wrote, has_room
+from .jobs import Ended, Event, Failed, Job, Scored, Wrote, has_room
 from .requests import Completion, Limits, Refused, short
+from .scores import Delta, TokenScores, as_json, to_json, token_name
 from .sessions import Past, Sessions, new_id, reach_of, shorter_memory
 
-LEAST = -9999.0
-"""JSON has no infinity."""
 FEW = 4
 """With fewer texts each token is sent at once. To send costs about as much as to write a token, whatever is sent."""
 PACE = 0.02
 """With more texts, the seconds between two pieces of an answer."""
-FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-"""OpenAI's lists of a text's tokens."""
 
 
 class ClientGone(Exception):
@@ -287,7 +283,7 @@ class Answer:
         scores = self._read[number]
         scores.offset = len(self.service.vocab.decode(prompt.ids[:1]))
         names = [token_name(self.service.vocab, prompt.ids[0])]
-        return Delta(prompt.echo, _as_json(names, [None], [None], [0]))
+        return Delta(prompt.echo, as_json(names, [None], [None], [0]))
 
     def _take(self, number: int, event: Event, found: defaultdict[int, Delta]) -> None:
         """Add an event of prompt `number` to what was found of its choices."""
@@ -336,80 +332,9 @@ class Answer:
             read, written = self.prompt_tokens, self.written
             counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
             content["usage"] = counts
+        count = self.asked.logprobs
         choices = (
-            _json({"index": index, "id": self.ids[index], **delta.about}, logprobs=delta.logprobs(self.asked.logprobs))
+            to_json({"index": index, "id": self.ids[index], **delta.about}, logprobs=delta.logprobs(count))
             for index, delta in pieces
         )
-        return _json(content, choices=b"[" + b",".join(choices) + b"]")
-
-
-@dataclass
-class Delta:
-    """A piece of a choice: text, and the log-probabilities of some tokens."""
-
-    text: str = ""
-    scores: dict[str, bytearray] = field(default_factory=dict)
-    """OpenAI's lists as JSON without brackets, a quarter as large as Python's."""
-    finish_reason: str | None = None
-
-    def add(self, other: Delta) -> None:
-        self.text += other.text
-        self.finish_reason = other.finish_reason
-        for name, values in other.scores.items():
-            mine = self.scores.setdefault(name, bytearray())
-            mine += b"," * bool(mine) + values
-
-    @property
-    def about(self) -> dict[str, object]:
-        return {"text": self.text, "finish_reason": self.finish_reason}
-
-    def logprobs(self, count: int | None) -> bytes:
-        """OpenAI's `logprobs` as JSON."""
-        if count is None:
-            return b"null"
-        lists = {name: b"[%b]" % self.scores.get(name, b"") for name in FIELDS}
-        return _json({}, **lists if count else {**lists, "top_logprobs": b"null"})
-
-
-class TokenScores:
-    """Names the tokens of a text and gives their log-probabilities, piece by piece."""
-
-    def __init__(self, vocab: Vocab, ids: list[int], offset: int = 0) -> None:
-        """Begin after `ids`, whose text has `offset` characters."""
-        self.offset: int = offset
-        self.count: int = 0
-        """The number of tokens before the next piece."""
-        self._vocab: Vocab = vocab
-        self._writer = TokenText(vocab, np.array(ids[-3:]))
-
-    def add(self, tokens: list[int], log_probs: list[float], tops: list[Top]) -> dict[str, bytearray]:
-        """The fields of `Delta.scores` for the next tokens."""
-        names, offsets, likely = [token_name(self._vocab, token) for token in tokens], [], []
-        for token, name, log_prob, top in zip(tokens, names, log_probs, tops, strict=True):
-            offsets.append(self.offset)
-            self.offset += len(self._writer.write(token))
-            best = {token_name(self._vocab, other): max(value, LEAST) for other, value in top}
-            # Also of a token that is not among the likeliest.
-            likely.append(best | {name: max(log_prob, LEAST)} if top else None)
-        return _as_json(names, [max(each, LEAST) for each in log_probs], likely, offsets)
-
-
-def _as_json(*lists: list[Any]) -> dict[str, bytearray]:
-    return {name: bytearray(json.dumps(values)[1:-1].encode()) for name, values in zip(FIELDS, lists, strict=True)}
-
-
-def _json(content: dict[str, Any], **more: bytes) -> bytes:
-    """An object as JSON, with fields that are JSON already."""
-    fields = {name: json.dumps(value, allow_nan=False).encode() for name, value in content.items()} | more
-    return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
-
-
-def token_name(vocab: Vocab, token: int) -> str:
-    r"""A unique text for each token: its own, or `bytes:\xe2` if it is part of a character."""
-    if vocab.is_text:
-        return str(vocab.symbols[token])
-    raw = vocab.token_bytes[token]
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        return to_json(content, choices=b"[" + b",".join(choices) + b"]")

@@ -21,8 +21,9 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .answers import Answer, ClientGone, Service, check_ids, token_name
+from .answers import Answer, ClientGone, Service, check_ids
 from .requests import Completion, Detokenize, Refused, Tokenize, form_error, short
+from .scores import token_name
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)

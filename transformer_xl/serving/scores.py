@@ -1,0 +1,90 @@
+"""Pieces of a choice, whose log-probabilities are JSON from the start: a quarter of the memory of Python's lists."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..data.vocab import Vocab
+from ..evaluation.generate import TokenText
+from .jobs import Top
+
+LEAST = -9999.0
+"""JSON has no infinity."""
+FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+"""OpenAI's lists of a text's tokens."""
+
+
+@dataclass
+class Delta:
+    """A piece of a choice: text, and the log-probabilities of some tokens."""
+
+    text: str = ""
+    scores: dict[str, bytearray] = field(default_factory=dict)
+    """OpenAI's lists as JSON without brackets, a quarter as large as Python's."""
+    finish_reason: str | None = None
+
+    def add(self, other: Delta) -> None:
+        self.text += other.text
+        self.finish_reason = other.finish_reason
+        for name, values in other.scores.items():
+            mine = self.scores.setdefault(name, bytearray())
+            mine += b"," * bool(mine) + values
+
+    @property
+    def about(self) -> dict[str, object]:
+        return {"text": self.text, "finish_reason": self.finish_reason}
+
+    def logprobs(self, count: int | None) -> bytes:
+        """OpenAI's `logprobs` as JSON."""
+        if count is None:
+            return b"null"
+        lists = {name: b"[%b]" % self.scores.get(name, b"") for name in FIELDS}
+        return to_json({}, **lists if count else {**lists, "top_logprobs": b"null"})
+
+
+class TokenScores:
+    """Names the tokens of a text and gives their log-probabilities, piece by piece."""
+
+    def __init__(self, vocab: Vocab, ids: list[int], offset: int = 0) -> None:
+        """Begin after `ids`, whose text has `offset` characters."""
+        self.offset: int = offset
+        self.count: int = 0
+        """The number of tokens before the next piece."""
+        self._vocab: Vocab = vocab
+        self._writer = TokenText(vocab, np.array(ids[-3:]))
+
+    def add(self, tokens: list[int], log_probs: list[float], tops: list[Top]) -> dict[str, bytearray]:
+        """The fields of `Delta.scores` for the next tokens."""
+        names, offsets, likely = [token_name(self._vocab, token) for token in tokens], [], []
+        for token, name, log_prob, top in zip(tokens, names, log_probs, tops, strict=True):
+            offsets.append(self.offset)
+            self.offset += len(self._writer.write(token))
+            best = {token_name(self._vocab, other): max(value, LEAST) for other, value in top}
+            # Also of a token that is not among the likeliest.
+            likely.append(best | {name: max(log_prob, LEAST)} if top else None)
+        return as_json(names, [max(each, LEAST) for each in log_probs], likely, offsets)
+
+
+def as_json(*lists: list[Any]) -> dict[str, bytearray]:
+    return {name: bytearray(json.dumps(values)[1:-1].encode()) for name, values in zip(FIELDS, lists, strict=True)}
+
+
+def to_json(content: dict[str, Any], **more: bytes) -> bytes:
+    """An object as JSON, with fields that are JSON already."""
+    fields = {name: json.dumps(value, allow_nan=False).encode() for name, value in content.items()} | more
+    return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
+
+
+def token_name(vocab: Vocab, token: int) -> str:
+    r"""A unique text for each token: its own, or `bytes:\xe2` if it is part of a character."""
+    if vocab.is_text:
+        return str(vocab.symbols[token])
+    raw = vocab.token_bytes[token]
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
