@@ -200,7 +200,7 @@ class TrainConfig(Checked):
         if self.parallel == "fsdp" and (self.compile or self.average_from):
             sentence = "{} and {} must be left out with {} = fsdp, which splits the weights. Use ddp."
             yield Problem(("compile", "average_from", "parallel"), sentence)
-        for name, usual in {"compile": False, "random_tgt_len": False, "batch_chunk": 1}.items():
+        for name, usual in {"random_tgt_len": False, "batch_chunk": 1}.items():
             if self.cuda_graph and getattr(self, name) != usual:
                 yield Problem(("cuda_graph", name), "{} cannot be given with {}. Leave one of them out.")
         if self.batch_chunk > 0 and self.batch_size % self.batch_chunk:

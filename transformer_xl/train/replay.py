@@ -65,14 +65,16 @@ class Replay:
         key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in given)
         shape = self.shapes.setdefault(key, _Shape())
         shape.calls += 1
-        if shape.calls <= USUAL_CALLS:
-            return forward_backward(objective, precision, factor, call, counts, 0.0)
         if shape.graph is None:
-            shape.inputs = [x.clone() if isinstance(x, Tensor) else x for x in given]
-            call, counts = pytree.tree_unflatten(shape.inputs, tree)
-            shape.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(shape.graph):
-                shape.results = forward_backward(objective, precision, factor, call, counts, 0.0)
+            # Of the same strides in each call, or a compiled objective would be compiled again in the recording.
+            whole = torch.contiguous_format
+            inputs = [x.clone(memory_format=whole) if isinstance(x, Tensor) else x for x in given]
+            arguments = objective, precision, factor, *pytree.tree_unflatten(inputs, tree), 0.0
+            if shape.calls <= USUAL_CALLS:
+                return forward_backward(*arguments)
+            shape.inputs, shape.graph = inputs, torch.cuda.CUDAGraph()
+            with torch.compiler.set_stance("fail_on_recompile"), torch.cuda.graph(shape.graph):
+                shape.results = forward_backward(*arguments)
             shape.gradients = {p: p.grad for p in objective.parameters() if p.grad is not None}
         for own, new in zip(shape.inputs, given, strict=True):
             if isinstance(own, Tensor):
