@@ -335,6 +335,17 @@ def test_a_client_that_leaves_stops_the_work(live: Live, stream: bool) -> None:
     assert live.service.engine.counts.steps < 16_384
 
 
+def test_a_client_that_leaves_while_it_sends_leaves_nothing_in_the_log(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(live.url).port or 0)) as connection:
+        connection.sendall(f'{head}Content-Length: 1000\r\n\r\n{{"prompt": "'.encode())
+        live.post(prompt="a")  # the server has read it by now
+    live.post(prompt="a")
+    assert "Traceback" not in caplog.text
+
+
 def test_a_mistake_of_ours_is_a_500_with_a_traceback_in_the_log(
     live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

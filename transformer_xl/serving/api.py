@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -49,6 +50,7 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         HTTPException: _http_error,
         ValidationError: _form_error,
         ClientGone: _client_gone,
+        ClientDisconnect: _client_gone,
         Exception: _mistake,
     }.items():
         app.add_exception_handler(kind, answer)
@@ -285,5 +287,5 @@ def _form_error(request: Request, error: ValidationError) -> Response:
     return _refused(request, form_error(first["loc"], first["msg"]))
 
 
-def _client_gone(_: Request, error: ClientGone) -> Response:
+def _client_gone(_: Request, error: Exception) -> Response:
     return Response(status_code=499)
