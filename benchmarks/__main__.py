@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -14,7 +15,7 @@ from tyro.conf import DisallowNone, Positional, arg
 
 from transformer_xl.mistake import Mistake
 
-Part = Literal["train", "eval", "decode", "op", "sliding", "kernels", "here", "all"]
+Part = Literal["train", "eval", "decode", "op", "sliding", "kernels", "launches", "here", "all"]
 _ALWAYS = ("size", "recipe", "device", "precision", "repeats")
 TAKES = {
     "train": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
@@ -23,11 +24,13 @@ TAKES = {
     "op": (*_ALWAYS, "batch_size", "tgt_len", "mem_len"),
     "sliding": (*_ALWAYS, "mem_len"),
     "kernels": ("size",),
+    "launches": ("recipe", "batch_size"),
     "here": ("recipe", "device", "precision", "seconds", "repeats"),
     "all": (*_ALWAYS, "peers"),
 }
 """The options that each part uses."""
-_RACES = [name for name in TAKES if name not in ("kernels", "here", "all")]
+_ALONE = "kernels", "launches", "here"
+_RACES = [name for name in TAKES if name not in (*_ALONE, "all")]
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Command:
 
     part: Annotated[Positional[Part], arg(metavar="|".join(get_args(Part)))]
     """train: optimizer steps; eval: segments; decode: one token at a time; op: attention alone; sliding: the paper's
-    Table 9; kernels: the fused kernels compiled for GPUs, without one; here: one recipe or run on this machine, without
-    peers; all: everything but these two."""
+    Table 9; kernels: the fused kernels compiled for GPUs, without one; launches: what a training step starts on a GPU,
+    counted without one; here: one recipe or run on this machine, without peers; all: everything but these three."""
     size: Literal["paper", "toy"] | None = None
     """toy: the same code at sizes that take seconds; by default paper. kernels: by default with all masks only; paper:
     with each choice of masks."""
@@ -85,15 +88,8 @@ def bench(part: Part, given: dict[str, Any]) -> None:
         if name not in TAKES[part]:
             known = ", ".join(f"--{option.replace('_', '-')}" for option in TAKES[part])
             raise Mistake(f"--{name.replace('_', '-')} has no effect on {part}, which takes {known}. Leave it out.")
-    if part == "kernels":
-        from .kernels import bench_kernels
-
-        bench_kernels(**given)
-        return
-    if part == "here":
-        from .here import bench_here
-
-        bench_here(**given)
+    if part in _ALONE:
+        getattr(import_module(f".{part}", __package__), f"bench_{part}")(**given)
         return
     import torch
 

@@ -25,7 +25,8 @@ SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """Compute capabilities, and the KiB of shared memory that a program may have (CUDA C++ Programming Guide, "Technical
 Specifications per Compute Capability")."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-HEADS = 64, 128, 32
+HEADS = 64, 128, 32, 48
+"""Others are padded to a multiple of 16."""
 MASKS = (True, True), (False, False), (True, False), (False, True)
 """Padding and dropout or none of them; both directions or causal."""
 STACK = 64
@@ -41,6 +42,7 @@ def compile_kernel(name: str, target: int, dtype: str, head_size: int, *, masked
     constants: dict[str, Any] = {"PRECISION": "ieee", "DROPOUT": masked, "BOTH": both, "K": head_size}
     constants |= {"BLOCK_K": padded, "BLOCK": options.pop("BLOCK")} | ({} if masked else {"start": None, "seed": None})
     constants |= {} if masked and both else {"end": None}
+    constants |= {"BRANCH": target in fused.BRANCHING} if name in ("forward", "keys") else {}
     pointers = dict.fromkeys((*NAMES, "out", "d_out", "d_scores", "d_q", "d_k", "d_v"), f"*{dtype}")
     kinds = pointers | dict.fromkeys(("factor", "keep_scale", "scale"), "fp32")
     kinds |= dict.fromkeys(("start", "end", "seed"), "*i32") | dict.fromkeys(("lse", "delta", "d_bias", "d_r"), "*fp32")
@@ -52,11 +54,29 @@ def compile_kernel(name: str, target: int, dtype: str, head_size: int, *, masked
 
 
 def usage(compiled: Any) -> dict[str, int]:
-    """Registers and bytes of stack a thread, bytes of shared memory a program, and tensor-core instructions."""
+    """Registers and bytes of stack a thread, bytes of shared memory a program, tensor-core instructions, and the
+    instructions that a warp needs for most tiles."""
     found = re.search(r"REG:(\d+) STACK:(\d+)", _cuobjdump(compiled, "-res-usage"))
     assert found, "cuobjdump prints no REG and STACK"
-    tensor = len(re.findall(_TENSOR, _cuobjdump(compiled, "-sass")))
-    return {"registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared, "tensor": tensor}
+    sass = _cuobjdump(compiled, "-sass")
+    tensor = len(re.findall(_TENSOR, sass))
+    sizes = {"registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared, "tensor": tensor}
+    return sizes | {"loop": min(_loops(sass), default=0)}
+
+
+def _loops(sass: str) -> list[int]:
+    """The numbers of instructions of the loops that multiply tiles. Of several, the shortest is that without masks."""
+    code = re.findall(r"/\*([0-9a-f]{4,})\*/ +(.*?);", sass)
+    at = {int(address, 16): number for number, (address, _) in enumerate(code)}
+    ends = ((number, re.search(r"BRA.* 0x([0-9a-f]+) *$", text)) for number, (_, text) in enumerate(code))
+    spans = [(at[int(found[1], 16)], number) for number, found in ends if found and int(found[1], 16) in at]
+    loops = [(first, last) for first, last in spans if first < last]
+    own = [
+        (first, last)
+        for first, last in loops
+        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in loops)
+    ]
+    return [last - first + 1 for first, last in own if re.search(_TENSOR, " ".join(t for _, t in code[first:last]))]
 
 
 def faults(target: int, dtype: str, found: dict[str, int]) -> list[str]:
@@ -96,11 +116,13 @@ def bench_kernels(size: str = "", **_: object) -> None:
         wrong += [
             f"sm_{target}, {dtype}, {head_size}, {name}: {each}" for use in found for each in faults(target, dtype, use)
         ]
-        most = {key: max(use[key] for use in found) for key in ("registers", "stack", "shared")}
+        most = {key: max(use[key] for use in found) for key in ("registers", "stack", "shared", "loop")}
         tile = fused.tile_of(name, DTYPES[dtype], head_size, target)
         cell = f"{tile['BLOCK']}/{tile['num_warps']}: {most['registers']}, {most['stack']}, {most['shared'] / 1024:.0f}"
-        rows.setdefault((target, dtype, head_size), []).append(f"{cell}, {min(use['tensor'] for use in found)}")
-    print("tile/warps: registers and bytes of stack a thread, KiB of shared memory, tensor-core instructions")
+        cell = f"{cell}, {min(use['tensor'] for use in found)}, {most['loop']}"
+        rows.setdefault((target, dtype, head_size), []).append(cell)
+    print("tile/warps: registers and bytes of stack a thread, KiB of shared memory, tensor-core instructions, and")
+    print("instructions of a warp for a tile that needs no mask")
     print("| target | dtype | K | " + " | ".join(fused.KERNELS) + " |")
     print("|---|---|---:|" + "---|" * len(fused.KERNELS))
     for (target, dtype, head_size), cells in rows.items():

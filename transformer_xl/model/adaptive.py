@@ -24,6 +24,9 @@ from ..ops.dropout import word_dropout
 from .inputs import as_ids, as_targets
 from .modules import Ids, Vectors
 
+_FEW_ROWS = 512
+"""The gradient of a table of so few rows is a product on a GPU: to sort the ids takes longer."""
+
 
 class _Bands(nn.Module):
     """Bands and their tables: slices of one table if `div_val` is 1, otherwise each a table of its own width."""
@@ -123,9 +126,17 @@ class _Lookup(torch.autograd.Function):
             return None, d_table
         if d_table is None:
             d_table = d_x.new_zeros(ctx.shape)
-        if d_table.is_cpu:
-            return None, d_table.index_add_(0, ids.flatten(), d_x.flatten(0, -2))
-        return None, d_table.index_put_((ids,), d_x, accumulate=True)  # slower, but deterministic
+        return None, add_rows(d_table, ids.flatten(), d_x.flatten(0, -2))
+
+
+def add_rows(table: Float[Tensor, "V E"], ids: Int[Tensor, " n"], rows: Float[Tensor, "n E"]) -> Float[Tensor, "V E"]:
+    """The table with each of these rows added to its row of this id, in place, and in an order that repeats."""
+    if table.is_cpu:
+        return table.index_add_(0, ids, rows)
+    if len(table) > _FEW_ROWS:
+        return table.index_put_((ids,), rows, accumulate=True)
+    marks = ids == torch.arange(len(table), device=ids.device)[:, None]
+    return table.addmm_(marks.to(rows.dtype), rows)
 
 
 class AdaptiveSoftmax(_Bands):

@@ -141,7 +141,7 @@ class RelativeMultiheadAttention(nn.Module):
             assert content_bias is not None and position_bias is not None, (
                 "biases may be None only with share_position_projection"
             )
-            [r] = self._split(self.position(encodings), 1)
+            r = self._by_head(self.position(encodings))
             return Positions(self.dropout(r) if self.dropout.locked else r, content_bias, position_bias)
         queries, keys = self._split(F.linear(encodings, self.qkv.weight[: 2 * self.n_head * self.d_head]), 2)
         both = torch.cat([keys, queries])
@@ -154,7 +154,10 @@ class RelativeMultiheadAttention(nn.Module):
         return x if self.pre_lnorm else self.norm(x)
 
     def _split(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:
-        return [part.unflatten(-1, (self.n_head, self.d_head)).transpose(-2, -3) for part in x.chunk(parts, dim=-1)]
+        return [self._by_head(part) for part in x.chunk(parts, dim=-1)]
+
+    def _by_head(self, x: Float[Tensor, "*B L W"]) -> Float[Tensor, "*B H L K"]:
+        return x.unflatten(-1, (self.n_head, self.d_head)).transpose(-2, -3)
 
 
 def _normalised(x: Float[Tensor, "B H L K"]) -> Float[Tensor, "B H L K"]:

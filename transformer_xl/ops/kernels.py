@@ -177,7 +177,7 @@ def _product(rows, columns, PRECISION: tl.constexpr):
     In fp32 a thread holds whole rows in registers. Heads of 128 have too many numbers for that, so their product is a
     sum of four.
     """
-    if rows.dtype == tl.float32 and PRECISION == "ieee" and rows.shape[1] == 128:
+    if (rows.dtype == tl.float32 and PRECISION == "ieee") and rows.shape[1] == 128:
         rows = tl.permute(tl.reshape(rows, [rows.shape[0], 4, 32]), [1, 0, 2])
         columns = tl.permute(tl.reshape(columns, [columns.shape[0], 4, 32]), [1, 2, 0])
         return tl.sum(tl.dot(rows, columns, input_precision=PRECISION), 0)
@@ -213,9 +213,22 @@ def _seen(i, j, oldest, newest, T, S, window, ahead, BOTH: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def _hides(query, key, oldest, newest, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether in the tile from this query and key on some query does not see some key. Most tiles need no mask.
+
+    Whether it is worth to ask, BRANCH, depends on the card.
+    """
+    own = S - T + query
+    last = own + ahead if BOTH else own
+    return (key < tl.maximum(own + BLOCK - window, oldest)) | (key + BLOCK > tl.minimum(last + 1, newest))
+
+
+@triton.jit
+@no_type_check
 def _scores(
     content_q, position_q, near, k_rows, r, r_s, first, key, low, high, T, S, window, ahead, factor,
-    BOTH: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+    BOTH: tl.constexpr, PRECISION: tl.constexpr, BRANCH: tl.constexpr,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of scores in base 2 (-inf: hidden), the indices of its queries and keys, and the strip's far tile."""
     r_rows = _load(r, T - first + key, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K)
@@ -224,8 +237,10 @@ def _scores(
     score += _product(content_q, k_rows, PRECISION)
     i = first + tl.arange(0, BLOCK)[:, None]
     j = key + tl.arange(0, BLOCK)[None, :]
-    seen = _seen(i, j, low, high, T, S, window, ahead, BOTH)
-    return tl.where(seen, score * factor, float("-inf")), i, j, far
+    score *= factor
+    if _hides(first, key, low, high, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
+        score = tl.where(_seen(i, j, low, high, T, S, window, ahead, BOTH), score, float("-inf"))
+    return score, i, j, far
 
 
 @_jit
@@ -233,8 +248,8 @@ def _scores(
 def forward(
     q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale, out, lse,
-    BOTH: tl.constexpr,
-    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+    BOTH: tl.constexpr, PRECISION: tl.constexpr, BRANCH: tl.constexpr,
+    DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: `out` [B, T, H, K] and `lse` [B, H, T], in base 2."""
     head, b, h, first, low, high = _queries(start, end, begin, H, T, S, window, ahead, BOTH, BLOCK)
@@ -251,7 +266,7 @@ def forward(
         k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
         score, i, j, near = _scores(
             content_q, position_q, near, k_rows, r, r_s, first, key, low, high,
-            T, S, window, ahead, factor, BOTH, PRECISION, K, BLOCK_K, BLOCK,
+            T, S, window, ahead, factor, BOTH, PRECISION, BRANCH, K, BLOCK_K, BLOCK,
         )  # fmt: skip
         before = largest
         largest = tl.maximum(largest, tl.max(score, 1))
@@ -297,7 +312,8 @@ def backward_keys(
     q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_k, d_v, BOTH: tl.constexpr,
-    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, BRANCH: tl.constexpr,
+    DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: `d_k` and `d_v` [B, S, H, K], and its tiles of `d_scores` [rows, H, T, width].
 
@@ -335,9 +351,11 @@ def backward_keys(
         far = _product(position_q, _load(r, strip + BLOCK, 0, R, r_s, BLOCK, K, BLOCK_K), PRECISION)
         score = _slide(near, far, BLOCK - 1 - row, BLOCK) + _product(content_q, k_rows, PRECISION)
         d_probability = _product(d_out_rows, v_rows, PRECISION)
-        seen = _seen(i, j, oldest, newest, T, S, window, ahead, BOTH)
         lse_row = tl.load(lse + i, mask=i < T, other=float("inf"))
-        probability = tl.exp2(tl.where(seen, score - lse_row, float("-inf")))
+        score -= lse_row
+        if _hides(query, first, oldest, newest, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
+            score = tl.where(_seen(i, j, oldest, newest, T, S, window, ahead, BOTH), score, float("-inf"))
+        probability = tl.exp2(score)
         dropped = probability
         if DROPOUT:
             kept = _keep_mask(seed, head, i, j, threshold)

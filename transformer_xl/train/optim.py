@@ -119,9 +119,10 @@ class Muon(torch.optim.Muon):
     def batched_step(self, group: dict[str, Any]) -> None:
         """One step of a group's matrices, shape by shape. A matrix and a transposed one of its size are one shape."""
         shapes: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
-        for matrix in group["params"]:
+        for matrix in sorted(group["params"], key=_is_tall):
             if matrix.grad is not None:
-                self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix.grad))
+                if not self.state[matrix]:
+                    self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix.grad)
                 shapes[tuple(sorted(matrix.shape))].append(matrix)
         for (_, longest), matrices in shapes.items():
             gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
@@ -132,11 +133,13 @@ class Muon(torch.optim.Muon):
                 updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # type: ignore[attr-defined]
             wide = torch.stack([_wide(update) for update in updates])
             wide = wide.bfloat16() if wide.is_cuda else wide
-            updates = orthogonal(wide, group["ns_coefficients"], group["ns_steps"], group["eps"]).unbind()
+            wide = orthogonal(wide, group["ns_coefficients"], group["ns_steps"], group["eps"]).to(matrices[0].dtype)
+            tall = sum(map(_is_tall, matrices))  # these are the last
+            wide, turned = wide.split([len(wide) - tall, tall])
             torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])  # type: ignore[attr-defined]
             rate = group["lr"] * 0.2 * longest**0.5
-            for matrix, update in zip(map(_wide, matrices), updates, strict=True):
-                matrix.add_(update, alpha=-rate)
+            updates = [*wide.unbind(), *turned.mT.contiguous().unbind()]
+            torch._foreach_add_(matrices, updates, alpha=-rate)  # type: ignore[attr-defined]
 
 
 def _cpu_has_bf16_products() -> bool:
@@ -145,7 +148,11 @@ def _cpu_has_bf16_products() -> bool:
 
 def _wide(matrix: Tensor) -> Tensor:
     """The matrix, or its transpose, with at least as many columns as rows."""
-    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+    return matrix.mT if _is_tall(matrix) else matrix
+
+
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
 
 
 def orthogonal(

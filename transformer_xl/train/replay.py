@@ -69,12 +69,12 @@ class Replay:
             # Of the same strides in each call, or a compiled objective would be compiled again in the recording.
             whole = torch.contiguous_format
             inputs = [x.clone(memory_format=whole) if isinstance(x, Tensor) else x for x in given]
-            arguments = objective, precision, factor, *pytree.tree_unflatten(inputs, tree), 0.0
+            call, counts = pytree.tree_unflatten(inputs, tree)
             if shape.calls <= USUAL_CALLS:
-                return forward_backward(*arguments)
+                return forward_backward(objective, precision, factor, call, counts, 0.0)
             shape.inputs, shape.graph = inputs, torch.cuda.CUDAGraph()
             with torch.compiler.set_stance("fail_on_recompile"), torch.cuda.graph(shape.graph):
-                shape.results = forward_backward(*arguments)
+                shape.results = forward_backward(objective, precision, factor, call, counts, 0.0)
             shape.gradients = {p: p.grad for p in objective.parameters() if p.grad is not None}
         for own, new in zip(shape.inputs, given, strict=True):
             if isinstance(own, Tensor):

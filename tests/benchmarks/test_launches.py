@@ -1,0 +1,38 @@
+"""The count of what a training step starts on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import VARIANTS, small_model
+
+from benchmarks import launches
+from transformer_xl.config.settings import Lengths
+from transformer_xl.mistake import Mistake
+from transformer_xl.train.objective import Objective
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_gradients_are_those_of_the_engine(changes: dict[str, object]) -> None:
+    model = small_model(**changes)
+    ids = torch.arange(48).view(2, 24) % model.config.vocab_size
+    lengths = Lengths(tgt_len=24, mem_len=32)
+    objective, memory = Objective(model), model.empty_memory(2, lengths)
+    found = []
+    for run in (launches.backward, torch.Tensor.backward):
+        model.zero_grad()
+        torch.manual_seed(0)
+        run(objective(ids, ids.roll(1), memory, lengths)[0])
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found)
+
+
+def test_a_step_waits_once_for_the_device() -> None:
+    try:
+        launches.add_cuda_guard()
+    except Mistake as error:
+        pytest.skip(str(error))
+    counted, parts = launches.count_step("enwik8-12l")
+    assert counted.waits == 1
+    assert sum(parts.values()) == counted.kernels.total() < 1_100
+    assert counted.kernels["keys"] == 12 and counted.kernels["zeros_like"] < 10
