@@ -162,7 +162,7 @@ def test_a_long_prompt_does_not_stall_a_short_one(engine: Engine) -> None:
 
 
 def test_clients_take_turns() -> None:
-    turns, out = Turns[Job](), Written()
+    turns, out = Turns[Job](lambda item: item.client), Written()
     for client in ("many", "many", "many", "one", "many"):
         turns.add(job(np.array([1]), out, client=client))
     assert [turns.next().client for _ in range(3)] == ["many", "one", "many"] and len(turns) == 2

@@ -89,7 +89,7 @@ class Attention:
             start, end = _document(documents, position, len(ids))
             look = partial(attention.position_attention, precision=precision, start=start)
             looks.append(look(loaded.model, ids, position, lengths))
-            if lengths.mem_len:
+            if lengths.mem_len and position > start:
                 segment = ids[: min(position + TARGETS, end)]
                 several = partial(attention.targets_attention, precision=precision, start=start)
                 targets.append(several(loaded.model, segment, position, lengths))

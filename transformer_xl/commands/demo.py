@@ -166,7 +166,9 @@ def show(run: Run, corpus: Corpus, end: float) -> int:
     results, scored = measure(loaded, test, end)
     compare(results, scored, len(test.ids))
     for result in results:
-        run.metrics.log({"step": loaded.config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
+        run.metrics.log(
+            {"step": loaded.config.train.max_steps, "split": "test", "corpus": corpus.name, **result.to_json()}
+        )
     write_page([run.path])
     return 0
 

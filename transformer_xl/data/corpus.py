@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Integer
+from jaxtyping import Integer
 
 from ..mistake import Mistake
 from ..runtime.files import digest_of, explain_write_error, remove_unfinished, wait_for, whole_folder
@@ -70,11 +70,6 @@ class Corpus:
     @property
     def unit(self) -> Unit:
         return self.header.unit
-
-    @property
-    def about(self) -> dict[str, str]:
-        """The entries that name this text in metrics."""
-        return {"corpus": self.name}
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = False) -> Corpus:
@@ -189,7 +184,7 @@ class Corpus:
             splits: for train, valid and test, or some of them: a text, or several texts in order. A text is bytes or a
                 file that is read in pieces. It is UTF-8 unless the unit is "byte"; for "id" it is a `Span` of ids.
             vocab: the vocabulary, which also sets the unit and newlines; ids need one. None makes one from the splits
-                in `counted`, with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
+                in `counted`, with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.build`) and `bpe_size`.
             documents: each text, or line of a `.jsonl` file, starts with an empty memory. Otherwise texts are joined.
                 For words, the end of a text always ends a line.
             reuse: if there is a sound store, open it instead.
@@ -223,10 +218,6 @@ class Corpus:
                     if vocab is None:
                         every = [text for split in counted for text in texts.get(split, ())]
                         vocab = _make_vocab(every, unit, newlines, min_count, closed, bpe_size)
-                    written = {
-                        split: _write_ids(folder / f"{split}.bin", each, vocab, documents)
-                        for split, each in texts.items()
-                    }
                     header = Header(
                         name=name,
                         source=source,
@@ -236,8 +227,8 @@ class Corpus:
                         vocab_size=len(vocab),
                         vocab=vocab.fingerprint,
                         splits={
-                            split: _split_header(folder / f"{split}.bin", written[split], vocab, documents, name)
-                            for split in texts
+                            split: _write_ids(folder / f"{split}.bin", each, vocab, documents, name)
+                            for split, each in texts.items()
                         },
                     )
                     if check:
@@ -265,17 +256,9 @@ def _make_vocab(
     return Vocab.of_tokenizer(renumber(tokenizer, order.tolist()), newlines)
 
 
-class _Written(NamedTuple):
-    """The facts about a split whose ids are written."""
-
-    bytes: int
-    starts: list[int]
-    counts: Int[np.ndarray, " N"]
-    """How often each id occurs."""
-
-
-def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab, resets: bool) -> _Written:
-    """Write the ids of the texts of a split. With `resets`, each document starts with an empty memory."""
+def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab, resets: bool, name: str) -> SplitHeader:
+    """Write the ids of the texts of a split of the corpus `name`; the header's entry. With `resets`, each document
+    starts with an empty memory."""
     tokens, size, starts, counts = 0, 0, [], np.zeros(len(vocab), np.int64)
     with file.open("wb") as out:
         for text in chain.from_iterable(map(documents, texts)):
@@ -288,7 +271,19 @@ def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab, resets: bool) ->
                 counts[: len(before)] += before
             if tokens > begin:
                 starts.append(begin)
-    return _Written(size, starts, counts)
+    if tokens < 2:
+        raise Mistake(
+            f"The {file.stem} split of {name} must have at least 2 tokens, because the first is context, and has "
+            f"{tokens}. Give more text."
+        )
+    return SplitHeader(
+        tokens=tokens,
+        types=int(np.count_nonzero(counts)),
+        unknown=0 if vocab.unk is None else int(counts[vocab.unk]),
+        bytes=size,
+        sha256=digest_of(file),
+        documents=starts if resets else None,
+    )
 
 
 def _encode(text: Text, vocab: Vocab, *, opens: bool) -> Iterator[tuple[Integer[np.ndarray, " T"], int]]:
@@ -302,21 +297,3 @@ def _encode(text: Text, vocab: Vocab, *, opens: bool) -> Iterator[tuple[Integer[
         ids = vocab.encode(b"\n" + piece if opens and not tokens else piece, start=tokens)
         tokens += ids.size
         yield ids, len(piece)
-
-
-def _split_header(file: Path, written: _Written, vocab: Vocab, documents: bool, name: str) -> SplitHeader:
-    """The header's entry for a split of the corpus `name`."""
-    tokens = int(written.counts.sum())
-    if tokens < 2:
-        raise Mistake(
-            f"The {file.stem} split of {name} must have at least 2 tokens, because the first is context, and has "
-            f"{tokens}. Give more text."
-        )
-    return SplitHeader(
-        tokens=tokens,
-        types=int(np.count_nonzero(written.counts)),
-        unknown=0 if vocab.unk is None else int(written.counts[vocab.unk]),
-        bytes=written.bytes,
-        sha256=digest_of(file),
-        documents=written.starts if documents else None,
-    )

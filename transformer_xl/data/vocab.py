@@ -65,32 +65,18 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """Make a vocabulary of the bytes, characters or words of `texts`, in the order of `from_counts`."""
-        counts: Counter[Any] = Counter()
-        for text in texts if unit != "byte" or closed else ():
-            parts = _split(text, unit, newlines)
-            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
-        return cls.from_counts(unit, counts, newlines=newlines, min_count=min_count, closed=closed)
-
-    @classmethod
-    def from_counts(
-        cls,
-        unit: Unit,
-        counts: Counter[Any],
-        *,
-        newlines: Newlines = "keep",
-        min_count: int = 1,
-        closed: bool = False,
-    ) -> Vocab:
-        """Make a vocabulary of the tokens of `counts`, most frequent first; tokens of equal frequency keep their order.
+        """Make a vocabulary of the bytes, characters or words of `texts`, the most frequent first, then the first.
 
         `closed` keeps exactly these tokens, as in a published protocol. Otherwise any text can be encoded: the tokens
         are all 256 bytes in numerical order, or there is an `<unk>` that also replaces tokens rarer than `min_count`.
         Among words, `<unk>` is sorted by frequency; among characters, it is last. The line end of words is always id 0.
-        This changes `counts`.
         """
         if unit == "byte" and not closed:
             return cls(unit, tuple(b for b in range(256) if newlines == "keep" or b != 0x0A), newlines)
+        counts: Counter[Any] = Counter()
+        for text in texts:
+            parts = _split(text, unit, newlines)
+            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
         first = [LINE_ENDS[newlines]] if unit == "word" and newlines in LINE_ENDS else []
         for symbol in first:
             del counts[symbol]
@@ -201,7 +187,8 @@ class Vocab:
         if isinstance(parts, str):
             ids = self._char_ids[np.frombuffer(parts.encode("utf-32-le", "surrogatepass"), "<u4")]
         else:
-            ids = self.ids_of(parts)
+            default = -1 if self.unk is None else self.unk
+            ids = np.fromiter(map(self._ids.get, parts, repeat(default)), np.int32, len(parts))
         if self.unk is None and ids.size and ids.min() < 0:
             position = int(ids.argmin())
             raise self._no_id(parts[position], start + position)
@@ -235,9 +222,7 @@ class Vocab:
         """The exact bytes of `ids`; UTF-8 if the tokens are characters or words."""
         if self.is_text:
             return self.decode(ids).encode("utf-8", "surrogatepass")
-        if self.unit == "bpe":
-            return b"".join(self.token_bytes[i] for i in self._check_ids(ids).tolist())
-        return np.frombuffer(b"".join(self.token_bytes), np.uint8)[self._check_ids(ids)].tobytes()
+        return b"".join(map(self.token_bytes.__getitem__, self._check_ids(ids).tolist()))
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
@@ -251,9 +236,7 @@ class Vocab:
         """
         if self.unit == "id":
             return None
-        if self.unit == "byte":
-            return np.ones(len(self), np.int64)
-        if self.unit == "bpe":
+        if not self.is_text:
             return np.array(list(map(len, self.token_bytes)), np.int64)
         space = int(self.unit == "word")
         sizes = [len(str(token).encode("utf-8", "surrogatepass")) + space for token in self.symbols]
@@ -291,11 +274,6 @@ class Vocab:
                 "symbols; it is damaged."
             )
         return cls(unit, symbols, newlines, tokenizer)
-
-    def ids_of(self, symbols: Collection[str]) -> Integer[np.ndarray, " T"]:
-        """The id of each token. A token outside the vocabulary has the id of `<unk>`, or -1 if there is no `<unk>`."""
-        default = -1 if self.unk is None else self.unk
-        return np.fromiter(map(self._ids.get, symbols, repeat(default)), np.int32, len(symbols))
 
     @cached_property
     def _ids(self) -> dict[Any, int]:
@@ -339,11 +317,6 @@ def id_type(size: int) -> np.dtype[Any]:
     return np.dtype("u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<i4")
 
 
-def split_words(text: str, newlines: Newlines) -> list[str]:
-    """The words of a text, and a token for each line end unless line ends are dropped."""
-    return text.replace("\n", f" {LINE_ENDS[newlines]} " if newlines in LINE_ENDS else " ").split()
-
-
 def is_text(symbol: object) -> bool:
     """Whether this is a non-empty string that UTF-8 can encode."""
     return isinstance(symbol, str) and symbol != "" and (symbol.isascii() or not _SURROGATE.search(symbol))
@@ -375,7 +348,8 @@ def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | l
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     if unit == "char":
         return decoded.replace("\n", "") if newlines == "drop" else decoded
-    return decoded.split() if unit == "id" else split_words(decoded, newlines)
+    end = f" {LINE_ENDS[newlines]} " if newlines in LINE_ENDS else " "
+    return decoded.split() if unit == "id" else decoded.replace("\n", end).split()
 
 
 def _utf8(text: str) -> bytes:

@@ -54,10 +54,6 @@ class Reading:
     state: KVCache | None = None
     done: int = 0
 
-    @property
-    def client(self) -> str:
-        return self.job.client
-
 
 @dataclass(eq=False)
 class Writing:
@@ -72,10 +68,6 @@ class Writing:
     written: int = 0
     slot: int | None = None
     """Its slot in the row that it gave up."""
-
-    @property
-    def client(self) -> str:
-        return self.job.client
 
 
 @dataclass
@@ -118,9 +110,9 @@ class Engine:
         self.model: TransformerXL = model.for_inference(precision)
         self.counts: EngineCounts = EngineCounts()
         self._wake = threading.Condition()
-        self._queue: Turns[Job] = Turns()
-        self._reading: Turns[Reading] = Turns()
-        self._ready: Turns[Writing] = Turns()
+        self._queue: Turns[Job] = Turns(lambda job: job.client)
+        self._reading: Turns[Reading] = Turns(lambda reading: reading.job.client)
+        self._ready: Turns[Writing] = Turns(lambda holder: holder.job.client)
         self._writing: list[Writing | None] = [None] * rows
         self._lead = 0.0
         self._empty_cache = lru_cache(_BEGINNINGS)(partial(empty_cache, self.model))
@@ -258,11 +250,11 @@ class Engine:
     def _seat(self) -> None:
         """Give rows to texts that wait for one: free ones, or one of the client that has the most."""
         self._writing = [None if each is None or each.job.cancelled else each for each in self._writing]
-        held = Counter(each.client for each in self._writing if each is not None)
+        held = Counter(each.job.client for each in self._writing if each is not None)
         free = [row for row, each in enumerate(self._writing) if each is None]
         while self._ready:
             if not free:
-                rich, poor = max(held, key=held.__getitem__), self._ready.first(held.__getitem__).client
+                rich, poor = max(held, key=held.__getitem__), self._ready.first(held.__getitem__).job.client
                 if held[rich] - held[poor] < 2:
                     return
                 free.append(self._unseat(rich))
@@ -272,11 +264,11 @@ class Engine:
             self._writing[row] = holder
             self._step.put(row, holder.cache.fork(), reach_of(holder.job.lengths), slot=holder.slot)
             holder.cache = None
-            held[holder.client] += 1
+            held[holder.job.client] += 1
 
     def _unseat(self, client: str) -> int:
         """Take the text of a client that has written least out of its row, and return the row."""
-        texts = {row: each for row, each in enumerate(self._writing) if each is not None and each.client == client}
+        texts = {row: each for row, each in enumerate(self._writing) if each is not None and each.job.client == client}
         row = min(texts, key=lambda row: texts[row].written)
         holder = texts[row]
         holder.cache, holder.slot = self._step.take(row), int(self._step.vectors.slots[row])
@@ -305,7 +297,8 @@ class Engine:
                 holder.job.emit(Failed(Refused(500, "The model's probabilities are not numbers (nan).")))
                 self._writing[row] = None
             else:
-                groups[holder.job.draws][row] = holder
+                job = holder.job  # those with the same settings draw alike, each with its own random numbers
+                groups[job.sampling.temperature, job.sampling.top_k, job.sampling.top_p, job.top][row] = holder
         for group in groups.values():
             self._draw(group, log_probs[list(group)])
 
@@ -351,7 +344,9 @@ class Engine:
             jobs = [each.job for each in (*self._reading, *self._ready, *self._writing) if each is not None]
             jobs += self._queue
             self._queue.keep(lambda job: False)
-        self._reading, self._ready, self._writing = Turns(), Turns(), [None] * self.rows
+        self._reading.keep(lambda reading: False)
+        self._ready.keep(lambda holder: False)
+        self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):
             job.emit(Failed(error))
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -76,26 +76,15 @@ class Job:
     """Clients take turns."""
     cancelled: bool = field(default=False, init=False)
 
-    @property
-    def draws(self) -> tuple[float, int, float, int]:
-        """Jobs with the same value draw alike, each with its own random numbers."""
-        return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p, self.top
 
-
-class HasClient(Protocol):
-    """What belongs to a client."""
-
-    @property
-    def client(self) -> str: ...
-
-
-Item = TypeVar("Item", bound=HasClient)
+Item = TypeVar("Item")
 
 
 class Turns(Generic[Item]):
     """A queue in which clients take turns, so one with many items does not delay the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, client_of: Callable[[Item], str]) -> None:
+        self._client_of: Callable[[Item], str] = client_of
         self._clients: dict[str, deque[Item]] = {}
         self._count = 0
 
@@ -111,12 +100,12 @@ class Turns(Generic[Item]):
         return len(self._clients.get(client, ()))
 
     def add(self, item: Item) -> None:
-        self._clients.setdefault(item.client, deque()).append(item)
+        self._clients.setdefault(self._client_of(item), deque()).append(item)
         self._count += 1
 
     def put_back(self, item: Item) -> None:
         """Add an item before the others of its client."""
-        self._clients.setdefault(item.client, deque()).appendleft(item)
+        self._clients.setdefault(self._client_of(item), deque()).appendleft(item)
         self._count += 1
 
     def first(self, load: Callable[[str], int] = lambda client: 0) -> Item:
@@ -125,7 +114,7 @@ class Turns(Generic[Item]):
 
     def next(self, load: Callable[[str], int] = lambda client: 0) -> Item:
         """Remove `first`. Its client goes to the end."""
-        client = self.first(load).client
+        client = self._client_of(self.first(load))
         items = self._clients.pop(client)
         item = items.popleft()
         if items:

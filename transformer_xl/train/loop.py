@@ -213,7 +213,7 @@ class _Loop:
             )
             loss = result.loss
             self.printer.note(f"step {self.trainer.step}  {split}  {result}")
-            self._log(split=split, **self.corpus.about, **result.to_json())
+            self._log(split=split, corpus=self.corpus.name, **result.to_json())
         return loss
 
     def _save(self, valid_loss: float | None) -> None:
