@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import pickle
+import struct
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,34 @@ def npy(array: np.ndarray) -> bytes:
     return content.getvalue()
 
 
+def npz(**arrays: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=True, **arrays)
+    return content.getvalue()
+
+
+def llm_c(magic: int, ids: Any) -> bytes:
+    """A file as https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py writes it."""
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, 7 if magic == 20240801 else 1, len(ids)
+    return header.tobytes() + np.array(ids, "<u4" if magic == 20240801 else "<u2").tobytes()
+
+
+MEGATRON = {1: "u1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
+def write_megatron(file: Path, texts: list[list[int]], code: int) -> Path:
+    """The two files of Megatron's IndexedDatasetBuilder, each document as one sequence."""
+    kind = np.dtype(MEGATRON[code])
+    np.concatenate(texts).astype(kind).tofile(file)
+    sizes = np.array([len(each) for each in texts], "<i4")
+    places = (np.cumsum(sizes) - sizes).astype("<i8") * kind.itemsize
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(texts), len(texts) + 1)
+    firsts = np.arange(len(texts) + 1, dtype="<i8")
+    file.with_suffix(".idx").write_bytes(head + sizes.tobytes() + places.tobytes() + firsts.tobytes())
+    return file
+
+
 class TestFiles:
     @settings(deadline=None)
     @given(ids=st.lists(st.integers(0, 100), min_size=40, max_size=300), dtype=st.sampled_from([*DTYPES, "bin"]))
@@ -66,6 +95,7 @@ class TestFiles:
         file = tmp_path_factory.getbasetemp() / f"ids.{'bin' if dtype == 'bin' else 'npy'}"
         if dtype == "bin":
             np.array(ids, "<u2").tofile(file)
+            file.with_suffix(".json").write_text('{"dtype": "uint16"}')  # small ids may be wide ones, too
         else:
             np.save(file, np.array(ids, dtype))
         corpus = opened(file)
@@ -127,9 +157,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "content", "sentence"),
         [
-            ("a.npy", np.zeros(99), "one-dimensional array of integers, got 1 dimensions of float64"),
-            ("a.npy", np.zeros((9, 9), int), "one-dimensional array of integers, got 2 dimensions of int64"),
-            ("a.npy", np.zeros((), int), "one-dimensional array of integers, got 0 dimensions of int64"),
+            ("a.npy", np.zeros(99), "one dimension, or two, .*; got 1 dimensions of float64"),
+            ("a.npy", np.zeros((9, 9, 9), int), "one dimension, or two, .*; got 3 dimensions of int64"),
+            ("a.npy", np.zeros((), int), "one dimension, or two, .*; got 0 dimensions of int64"),
             ("a.npy", np.zeros(99, bool), "got 1 dimensions of bool"),
             ("a.npy", np.array([-1, *range(98)]), "ids from 0 to 1,048,575, .* got -1 as number 0 from 0"),
             ("a.npy", np.array([*range(98), MOST_IDS]), "got 1048576 as number 98 from 0"),
@@ -139,12 +169,24 @@ class TestFiles:
             ("a.npy", np.zeros(0, int), "has no ids for the train split: it is empty"),
             ("a.bin", b"", "has no ids for the train split: it is empty"),
             ("a.bin", bytes(99), "uint16 ids, of 2 bytes each, and has 99 bytes"),
-            ("a.bin", np.arange(300, dtype="<u4").tobytes(), "raw uint16 ids, and is one of wider ids"),
-            ("a.bin", (np.arange(5000, dtype="<u4") * 25 % 100_000).tobytes(), "raw uint16 ids, and is one of wider"),
-            ("a.bin", np.arange(300, dtype="<i8").tobytes(), "raw uint16 ids, and is one of wider ids"),
-            ("a.bin", np.array([20240520, 1, 50], "<i4").tobytes() + bytes(2000), "and has the header of llm.c"),
+            ("a.bin", np.array([70_000, 5, 6], "<u4").tobytes(), "may hold uint16 ids or wider ones"),
+            ("a.bin", (np.arange(5000, dtype="<u4") * 25 % 100_000).tobytes(), "may hold uint16 ids or wider ones"),
+            ("a.bin", np.arange(300, dtype="<i8").tobytes(), "may hold uint16 ids or wider ones"),
+            ("a.bin", llm_c(20240520, range(50))[:-1], "must hold 50 ids, as its header says, and has 1,123 bytes"),
+            ("a.bin", llm_c(20240801, range(50)) + b"12", "must hold 50 ids, as its header says, and has 1,226 bytes"),
+            ("a.bin", np.array([20240520, 1, -5], "<i4").tobytes(), "must hold -5 ids, as its header says"),
+            ("a.npz", b"PK\3\4", "must be a .npz file of integers, and is not sound"),
+            ("a.npz", npz(one=np.arange(50), two=np.arange(50)), "must hold one array .*, and holds 2"),
+            ("a.npz", npz(one=np.array([{}])), "npz file of integers, and is not sound"),
+            ("a.json", b'{"ids": [1, 2.5, 3]}', "must hold lists of integers, got"),
+            ("a.json", b'{"ids": [1, true, 3]}', "must hold lists of integers, got"),
+            ("a.json", b'{"ids": "1 2 3"}', 'line 1, must be an object with a list "ids", "input_ids" or "tokens"'),
+            ("a.json", b'{"ids": [1, [2, 3]]}', "must hold lists of integers"),
+            ("a.json", b"[" * 100_000, "line 1, must be JSON"),
+            ("a.jsonl", b'{"ids": [1, 2]}\n{"ids": [3', "line 2, must be JSON"),
+            ("a.jsonl", b'{"ids": [1, 99999999999999999999]}', "must hold lists of integers"),
             ("a.npy", npy(np.arange(50)) + npy(np.arange(50)), "must end with its array, and has 528 bytes more"),
-            ("a.txt", b"1 2 3", "must be a .npy or .bin file, because the tokens are ids"),
+            ("a.txt", b"1 2 3", "file, because the tokens are ids"),
         ],
     )
     def test_a_file_without_ids_is_refused(self, tmp_path: Path, name: str, content, sentence: str) -> None:
@@ -152,16 +194,62 @@ class TestFiles:
             (tmp_path / name).write_bytes(content)
         else:
             np.save(tmp_path / name, content)
-        with pytest.raises(Mistake, match=f"{name} .*{sentence}") as error:
+        with pytest.raises(Mistake, match=f"{name}.*{sentence}") as error:
             opened(tmp_path / name)
         assert "\n" not in str(error.value)
 
-    def test_a_file_of_megatron_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "text_document.bin").write_bytes(np.arange(99, dtype="<u2").tobytes())
-        assert len(joined(opened(tmp_path / "text_document.bin"))) == 99
-        (tmp_path / "text_document.idx").write_bytes(b"MMIDIDX")
-        with pytest.raises(Mistake, match=r"raw uint16 ids, and belongs to text_document\.idx, as Megatron"):
-            opened(tmp_path / "text_document.bin")
+    @pytest.mark.parametrize("code", MEGATRON)
+    def test_a_file_of_megatron_has_its_type_and_its_documents(self, tmp_path: Path, code: int) -> None:
+        documents_ = [list(range(n, n + 30)) for n in range(40)]
+        file = write_megatron(tmp_path / "text_document.bin", documents_, code)
+        corpus = opened(file)
+        assert joined(corpus) == np.concatenate(documents_).tolist()
+        assert sum(len(corpus.split(name).documents) for name in SPLITS) == 40
+
+    @pytest.mark.parametrize("at", [0, 9, 17, 18, 26, 34, -1])
+    def test_an_index_that_disagrees_is_refused(self, tmp_path: Path, at: int) -> None:
+        file = write_megatron(tmp_path / "a.bin", [[1, 2, 3]] * 40, 8)
+        index = bytearray(file.with_suffix(".idx").read_bytes())
+        index[at] ^= 1
+        for content in (bytes(index), bytes(index)[:30], bytes(index) + b"1"):
+            file.with_suffix(".idx").write_bytes(content)
+            with pytest.raises(Mistake, match=r"a\.idx must (be|describe)"):
+                opened(file)
+
+    @pytest.mark.parametrize("magic", [20240520, 20240801])
+    def test_a_header_of_llm_c_gives_the_type(self, tmp_path: Path, magic: int) -> None:
+        ids = np.random.default_rng(0).integers(0, 50_000, 999).tolist()
+        (tmp_path / "a.bin").write_bytes(llm_c(magic, ids))
+        assert joined(opened(tmp_path / "a.bin")) == ids
+
+    @pytest.mark.parametrize("beside", ["a.json", "meta.json"])
+    def test_a_word_beside_a_file_gives_its_type(self, tmp_path: Path, beside: str) -> None:
+        ids = [70_000, 5, 6] * 30
+        np.array(ids, "<u4").tofile(tmp_path / "a.bin")
+        (tmp_path / beside).write_text('{"dtype": "uint32"}')
+        assert joined(opened(tmp_path / "a.bin")) == joined(opened(tmp_path)) == ids
+        (tmp_path / beside).write_text('{"dtype": "float32"}')
+        with pytest.raises(Mistake, match=r'must have a "dtype" of uint8, uint16, .*, got \'float32\''):
+            opened(tmp_path / "a.bin")
+
+    @pytest.mark.parametrize("kind", ["npy", "npz", "MidiTok", "tracks", "lines", "lines of input_ids"])
+    def test_rows_and_lists_are_documents(self, tmp_path: Path, kind: str) -> None:
+        rows = np.arange(400).reshape(40, 10)
+        lists = [row.tolist() for row in rows]
+        contents = {
+            "npy": ("a.npy", npy(rows)),
+            "npz": ("a.npz", npz(ids=rows)),
+            "MidiTok": ("a.json", json.dumps({"ids": lists, "ids_encoded": False}).encode()),
+            "tracks": ("a.json", json.dumps({"tokens": lists}).encode()),
+            "lines": ("a.jsonl", "".join(json.dumps({"ids": each}) + "\n" for each in lists).encode()),
+            "lines of input_ids": ("a.jsonl", "\n".join(json.dumps({"input_ids": each}) for each in lists).encode()),
+        }
+        name, content = contents[kind]
+        (tmp_path / name).write_bytes(content)
+        corpus = opened(tmp_path / name)
+        assert joined(corpus) == list(range(400))
+        starts = [corpus.split(name).documents for name in SPLITS]
+        assert [each.tolist() for each in starts] == [[*range(0, len(corpus.split(n).ids), 10)] for n in SPLITS]
 
     def test_an_array_of_objects_is_refused_and_not_unpickled(self, tmp_path: Path) -> None:
         np.save(tmp_path / "a.npy", np.array([Trap(tmp_path / "sprung")]), allow_pickle=True)

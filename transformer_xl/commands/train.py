@@ -36,7 +36,7 @@ class Train:
     by its name for a published corpus, otherwise by corpus.unit and the size of the text."""
     data: Annotated[str | None, arg(metavar="PATH")] = None
     """Train on this text file or folder, not the recipe's corpus. Line ends are kept, and the vocabulary is made from
-    the text. PATH may also be JSON lines (.jsonl), each a document, or token ids (.npy, or nanoGPT's .bin)."""
+    the text. PATH may also be JSON lines (.jsonl), each a document, or token ids (.npy, .npz, .bin)."""
     out: Annotated[Path | None, arg(metavar="RUN")] = None
     """The run folder; by default runs/RECIPE, or runs/ and the name of --data."""
     init: Annotated[Path | None, arg(metavar="RUN")] = None

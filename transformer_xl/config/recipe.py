@@ -28,7 +28,7 @@ SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 HINTS: dict[str, dict[str, Hint]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
 """The names and types of the settings in each section."""
 
-ID_FILES = (".npy", ".bin")
+ID_FILES = (".npy", ".npz", ".bin")
 """Suffixes of files of token ids."""
 _LENGTHS = ("tgt_len", "mem_len", "attn_len", "clamp_len", "context_len")
 DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)

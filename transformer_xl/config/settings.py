@@ -60,7 +60,7 @@ class CorpusConfig(Checked):
     name: str = ""
     """A corpus that `txl data NAME` prepared, or a text file or folder."""
     unit: Literal["byte", "char", "word", "bpe", "id"] = "byte"
-    """id: the text is .npy or .bin files of token ids, which another program made."""
+    """id: the text is files of token ids, which another program made (.npy, .npz, .bin, .json, .jsonl)."""
     newlines: Literal["drop", "keep", "sentence"] = "keep"
     """drop: remove line ends, as in the published enwik8 (204 byte values; "keep" has 205). sentence (unit word): put
     each line between two <S>; the first is not scored (lm1b)."""

@@ -24,7 +24,7 @@ from ..mistake import Mistake
 from ..runtime.files import digest_of, explain_write_error, remove_unfinished, wait_for, whole_folder
 from .bpe import renumber, train_bpe
 from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
-from .ids import id_blocks
+from .ids import document_starts, id_blocks
 from .reading import Text, documents, pieces
 from .vocab import Newlines, Unit, Vocab
 
@@ -261,7 +261,7 @@ def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab, resets: bool, na
     starts with an empty memory."""
     tokens, size, starts, counts = 0, 0, [], np.zeros(len(vocab), np.int64)
     with file.open("wb") as out:
-        for text in chain.from_iterable(map(documents, texts)):
+        for text in texts if vocab.unit == "id" else chain.from_iterable(map(documents, texts)):
             begin = tokens
             for ids, length in _encode(text, vocab, opens=resets or begin == 0):
                 size += length
@@ -270,7 +270,7 @@ def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab, resets: bool, na
                 before, counts = counts, np.bincount(ids, minlength=len(counts))
                 counts[: len(before)] += before
             if tokens > begin:
-                starts.append(begin)
+                starts += (begin + document_starts(text)).tolist() if vocab.unit == "id" else [begin]
     if tokens < 2:
         raise Mistake(
             f"The {file.stem} split of {name} must have at least 2 tokens, because the first is context, and has "

@@ -1,17 +1,13 @@
-"""Refuse files that are neither text nor ids as they are read here, by what they hold and what lies beside them."""
+"""Refuse files that are no text, by what they hold and what lies beside them."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import UInt16
-
 from ..mistake import Mistake
 from .reading import open_file, read_errors
 
-_SAMPLE = 1 << 20
 _FORMATS: dict[bytes, str] = {
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
@@ -27,11 +23,7 @@ _FORMATS: dict[bytes, str] = {
     b"GGUF": "a GGUF model",
 }
 """Formats whose content is not their bytes, by their first bytes."""
-_TOKENS = re.compile(rb'\s*\{\s*"(?:ids|tokens)"\s*:\s*\[')
-_LLM_C = 20240520, 20240801
-"""The first number of the files of llm.c, whose header has 1,024 bytes."""
-_FEW = 16
-"""The higher halves of 32-bit ids are below this: vocabularies have at most 2^20 ids."""
+_TOKENS = re.compile(rb'\s*\{\s*"(?:ids|input_ids|tokens)"\s*:\s*\[')
 
 
 def container_of(file: Path) -> str:
@@ -41,7 +33,7 @@ def container_of(file: Path) -> str:
     if file.suffix in (".pkl", ".pickle", ".pt", ".pth") and head.startswith((b"\x80", b"PK")):
         return "a pickle, which stays closed"
     if file.suffix == ".json" and _TOKENS.match(head):
-        return 'a file of token ids, as MidiTok writes them; corpus.unit = "id" reads ids in a .npy file'
+        return 'a file of token ids, as MidiTok writes them, which corpus.unit = "id" reads'
     return next((kind for magic, kind in _FORMATS.items() if head.startswith(magic)), "")
 
 
@@ -60,18 +52,3 @@ def refuse_saved_dataset(folder: Path) -> None:
             f"{folder} must hold text, and is a dataset that save_to_disk of the library datasets wrote. Load it, and "
             'write each split as JSON lines: dataset["train"].to_json("train.jsonl").'
         )
-
-
-def refuse_other_ids(file: Path, ids: UInt16[np.ndarray, " N"]) -> None:
-    """Refuse a `.bin` file of other ids than raw uint16: of llm.c, of Megatron, or of 32 or 64 bits."""
-    kind, sample = "", ids[:_SAMPLE]
-    if file.with_suffix(".idx").exists():
-        kind = f"belongs to {file.with_suffix('.idx').name}, as Megatron writes it"
-    elif len(ids) >= 2 and int(ids[0]) + (int(ids[1]) << 16) in _LLM_C:
-        kind = "has the header of llm.c"
-    elif len(sample) >= _FEW:
-        low, high = sample[0::2], sample[1::2]
-        wider = int(high.max()) < _FEW and (int(high.max()) == 0 or int(low.max()) >= _FEW * _FEW)
-        kind = "is one of wider ids: every second number is nearly 0" if wider and int(low.max()) else ""
-    if kind:
-        raise Mistake(f"{file} must hold raw uint16 ids, and {kind}. Save the ids as .npy (numpy.save).")

@@ -130,12 +130,13 @@ def documents(text: Text) -> Iterator[Text]:
     if isinstance(file, bytes) or not is_jsonl(file):
         yield text
         return
-    for number, line in enumerate(_lines(text), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         if line.strip():
             yield _text_of(line, f"{file}, line {number:,}")
 
 
-def _lines(text: Text) -> Iterator[bytes]:
+def lines_of(text: Text) -> Iterator[bytes]:
+    """The lines of a text, without their ends."""
     left = bytearray()
     for chunk in chunks(text):
         *ended, rest = chunk.split(b"\n")

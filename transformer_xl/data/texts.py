@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..config.recipe import ID_FILES
 from ..config.values import listing
 from ..mistake import Mistake, printable
-from ..runtime.files import digest_of
 from .formats import container_of, refuse_container, refuse_saved_dataset
 from .header import SPLITS, WHOLE
-from .ids import read_ids
+from .ids import SUFFIXES, read_ids
 from .reading import Span, border, chunks, documents, is_jsonl, open_file, read_errors
 from .vocab import Unit
 
@@ -93,12 +91,13 @@ def read_splits(path: Path, unit: Unit, *, whole: bool = False) -> Texts:
     if path.is_dir():
         refuse_saved_dataset(path)
     files = _files(path, skipped, unit) if path.is_dir() else {path.name: path}
-    _leave_one_format(path, files, skipped)
+    _leave_one_format(path, files, skipped, unit)
     before = {file: _facts(file) for file in files.values()}
     found = [each for name, file in files.items() if (each := _read_once(file, name, unit)).size]
     skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
     named = _files_by_split(path, found, skipped) if path.is_dir() else {}
-    lines = any(map(is_jsonl, files.values()))
+    files_read = [each.text.file for each in found]
+    lines = any(read_ids(file).starts is not None if unit == "id" else is_jsonl(file) for file in files_read)
     splits, how = _make_splits(named or {WHOLE: found}, unit, whole=whole)
     reasons = [f"{name} ({reason})" for name, reason in skipped.items()]
     left_out = [f"Left out: {listing(reasons, 5)}."] if skipped else []
@@ -155,17 +154,17 @@ def _files(folder: Path, skipped: dict[str, str], unit: Unit) -> dict[str, Path]
     return files
 
 
-def _leave_one_format(path: Path, files: dict[str, Path], skipped: dict[str, str]) -> None:
+def _leave_one_format(path: Path, files: dict[str, Path], skipped: dict[str, str], unit: Unit) -> None:
     """Move the files that describe JSON lines from `files` to `skipped`; refuse other texts beside JSON lines, and ids
     of two formats."""
-    formats = {name: ".jsonl" if is_jsonl(file) else file.suffix for name, file in files.items()}
-    formats = {name: kind if kind in (".jsonl", *ID_FILES) else "text" for name, kind in formats.items()}
+    text = {name: ".jsonl" if is_jsonl(file) else "text" for name, file in files.items()}
+    formats = {name: file.suffix for name, file in files.items()} if unit == "id" else text
     about = [name for name, kind in formats.items() if kind == "text" and _is_about(name)]
-    if ".jsonl" in formats.values():
+    if ".jsonl" in text.values():
         skipped |= dict.fromkeys(about, "no JSON lines")
         for name in about:
             del files[name], formats[name]
-    if {".jsonl", "text"} <= set(formats.values()) or {*ID_FILES} <= set(formats.values()):
+    if len(set(formats.values())) > 1:
         first, second = sorted(dict(zip(formats.values(), formats, strict=True)).values())[:2]
         raise Mistake(f"{path} must hold files of one format, got {first} and {second}. Move one kind away.")
 
@@ -184,7 +183,9 @@ def _no_text(file: Path, unit: Unit) -> str:
         return "not a file"
     if unit == "id":
         pickled = file.suffix in (".pkl", ".pickle")
-        return "" if file.suffix in ID_FILES else "a pickle, which stays closed" if pickled else "no ids"
+        about = file.suffix == ".json" and (file.name == "meta.json" or file.with_suffix(".bin").is_file())
+        no_ids = "a pickle, which stays closed" if pickled else "the type of ids" if about else "no ids"
+        return "" if file.suffix in SUFFIXES and not about else no_ids
     with read_errors(file), open_file(file) as opened:
         head = opened.read(_HEAD)
     return container_of(file) or ("binary" if b"\0" in head else "")
@@ -203,7 +204,8 @@ def _kind_of_output(folder: Path) -> str:
 def _read_once(file: Path, name: str, unit: Unit) -> _File:
     """Read a file once for the size and checksum of its text. Unless `unit` is byte, refuse a file that is not text."""
     if unit == "id":
-        return _File(name, Span(file), len(read_ids(file)), digest_of(file))
+        found = read_ids(file)
+        return _File(name, Span(file), len(found.ids), found.digest(file))
     refuse_container(file)
     for _ in documents(file) if is_jsonl(file) else ():
         pass  # refuses a line without text
@@ -307,8 +309,6 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
     JSON lines are cut after a line. So are words if a line ends within `near` bytes; a longer search could make the
     next split too short.
     """
-    if unit == "id":
-        return position
     first = 0
     for each in found:
         inside = position - first
@@ -317,6 +317,9 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
         first += each.size
     else:
         return position
+    if unit == "id":
+        ids = read_ids(each.text.file)
+        return position if ids.starts is None else first + int(ids.borders[ids.borders.searchsorted(inside)])
     text = replace(each.text, start=each.text.start + inside)
     if is_jsonl(text.file):
         return first + inside + _line_size(text)

@@ -51,7 +51,7 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
         ValueError: the archive is damaged or too large, or has paths that lead out of its folder.
         OSError: one sentence that names the file and the reason, for instance a full disk.
     """
-    if not path.is_file() or not _is_archive(path):
+    if not path.is_file() or path.suffix == ".npz" or not _is_archive(path):
         yield path
         return
     with explain_write_error(home):
