@@ -370,7 +370,7 @@ class TestJsonLines:
         (tmp_path / "README.md").write_text("About them.")
         corpus = open_corpus(tmp_path)
         assert {split.tokens for split in corpus.header.splits.values()} == {6}
-        assert corpus.notes[1] == "Left out: README.md (no JSON lines)."
+        assert corpus.notes[1] == "Left out: README.md (no lines or rows)."
         (tmp_path / "more.txt").write_text("text")
         with pytest.raises(Mistake, match=r"files of one format, got .*more\.txt"):
             open_corpus(tmp_path)

@@ -274,8 +274,9 @@ def test_the_bits_of_a_row_are_its_own(kind: dict, precision: str, built: None) 
         chosen = [torch.tensor(list(rows)) for _, rows in choices]
         try:
             for (threads, _), rows in zip(choices, chosen, strict=True):
-                torch.set_num_threads(threads)
+                torch.set_num_threads(before)  # PyTorch projects distances, whose bits may depend on it
                 step = VectorStep(model.backbone, cache.fork(rows), call, head=head)
+                torch.set_num_threads(threads)
                 found.append(torch.stack([step(one) for one in x[rows].split(1, dim=1)], 1))
         finally:
             torch.set_num_threads(before)

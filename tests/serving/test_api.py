@@ -284,7 +284,8 @@ def test_slow_and_countless_connections_are_closed(monkeypatch: pytest.MonkeyPat
                 assert slow.recv(100) == b""
         with socket.create_connection(place), socket.create_connection(place), socket.create_connection(place) as third:
             third.settimeout(10)
-            assert b"503" in third.recv(1000) and b"too many connections" in third.recv(1000)
+            answer = b"".join(iter(lambda: third.recv(1000), b""))
+        assert b" 503 " in answer and b"too many connections" in answer
         time.sleep(0.2)
         assert live.client.get("/health").status_code == 200
 

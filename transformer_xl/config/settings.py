@@ -75,6 +75,9 @@ class CorpusConfig(Checked):
     """A file with the vocabulary: one word per line, with or without a count after it; for bpe a tokenizer.json."""
     bpe_size: int = 8192
     """For unit bpe: size of the vocabulary to make."""
+    column: str = ""
+    """The column of a table (.parquet, .arrow, .csv, .tsv), or the field of JSON lines, that holds the text. By default
+    "text", or the only column of texts; .csv and .tsv are tables only if this is set."""
 
     def _problems(self) -> Iterator[Problem]:
         yield from out_of_bounds(self, "min_count", least=1)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name, unsaid
 from ..config.values import listing
@@ -62,9 +62,14 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> ChosenRecipe:
         return _for_store(data, Header.read(store / "corpus.json"), overrides)
     if not path.exists():
         raise missing_corpus(data)
-    given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", "unit")]
-    unit = given[-1] if given else "id" if holds_ids(path) else "byte"
+    unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else "byte")
     return _for_ids(data, path, overrides) if unit == "id" else _for_text(data, path, unit, overrides)
+
+
+def given_setting(overrides: Sequence[str], name: str) -> Any:
+    """The last value that the user gives to a setting of [corpus]; None if there is none."""
+    given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", name)]
+    return given[-1] if given else None
 
 
 def _for_published(data: str) -> ChosenRecipe:
@@ -92,8 +97,10 @@ def _for_store(data: str, header: Header, overrides: Sequence[str]) -> ChosenRec
 
 def _for_text(data: str, path: Path, unit: Unit, overrides: Sequence[str]) -> ChosenRecipe:
     recipe = WORDS if unit in ("word", "bpe") else BYTES
+    column = given_setting(overrides, "column") or ""
     with unpack_if_archive(path.resolve(), cache_folder()) as files:
-        texts = (piece for span in read_splits(files, unit).splits["train"] for piece in pieces(span, unit))
+        splits = read_splits(files, unit, column=column).splits
+        texts = (piece for span in splits["train"] for piece in pieces(span, unit))
         tokens = sum(len(piece.split()) if recipe == WORDS else len(piece) for piece in texts)
     paced, how = _pace(recipe, tokens, overrides)
     why = f"{_named(recipe)}: {_quote(data)} is read as {unit}s; {how}{_another(data)}."

@@ -137,9 +137,10 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
     settings = [VERSION, unit, newlines, config.min_count, config.reset_documents, vocab.fingerprint if vocab else None]
     settings += [config.bpe_size] if unit == "bpe" else []
+    settings += [config.column] if config.column else []
     path = path.resolve()
     with unpack_if_archive(path, cache_folder()) as files:
-        texts = read_splits(files, unit, whole=whole)
+        texts = read_splits(files, unit, whole=whole, column=config.column)
         if config.reset_documents and not texts.documents and max(map(len, texts.splits.values())) == 1:
             raise Mistake(
                 f"corpus.reset_documents must be false for {path}, which is one document a split: a document is a file "

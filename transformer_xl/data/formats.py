@@ -9,8 +9,8 @@ from ..mistake import Mistake
 from .reading import open_file, read_errors
 
 _FORMATS: dict[bytes, str] = {
-    b"PAR1": "a Parquet file",
-    b"ARROW1": "an Arrow file",
+    b"PAR1": "a Parquet file, which needs the suffix .parquet",
+    b"ARROW1": "an Arrow file, which needs the suffix .arrow",
     b"\x93NUMPY": 'a NumPy file, which corpus.unit = "id" reads',
     b"\x89HDF\r\n": "an HDF5 file",
     b"SQLite format 3\0": "an SQLite database",
@@ -41,14 +41,3 @@ def refuse_container(file: Path) -> None:
     """Refuse to read a container as text."""
     if kind := container_of(file):
         raise Mistake(f"{file} must be text, and is {kind}. Write its text as .txt, or as JSON lines (.jsonl).")
-
-
-def refuse_saved_dataset(folder: Path) -> None:
-    """Refuse a folder that `save_to_disk` of the library datasets wrote: its text is in Arrow files."""
-    if (folder / "dataset_dict.json").is_file() or all(
-        (folder / name).is_file() for name in ("dataset_info.json", "state.json")
-    ):
-        raise Mistake(
-            f"{folder} must hold text, and is a dataset that save_to_disk of the library datasets wrote. Load it, and "
-            'write each split as JSON lines: dataset["train"].to_json("train.jsonl").'
-        )

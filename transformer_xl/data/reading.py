@@ -23,16 +23,19 @@ from typing import Any
 from ..mistake import Mistake
 from ..runtime.files import plain_file
 from .bpe import last_cut
+from .tables import is_table, row_texts
 from .vocab import Unit
 
 
 @dataclass(frozen=True)
 class Span:
-    """The text of a file, from byte `start` to byte `end`. An `end` of None is the end of the file."""
+    """The text of a file, from byte (of a table: row) `start` to `end`. An `end` of None is the end of the file."""
 
     file: Path
     start: int = 0
     end: int | None = None
+    column: str = ""
+    """Of a table, and of JSON lines; see `CorpusConfig`."""
 
 
 Text = bytes | Path | Span
@@ -121,18 +124,27 @@ def is_jsonl(path: Path) -> bool:
 
 
 def documents(text: Text) -> Iterator[Text]:
-    """The documents of a text: the text of each line of a `.jsonl` file, which blank lines do not have, or `text`.
+    """The documents of a text: the text of each row of a table, or line of a `.jsonl` file, or `text`.
+
+    Blank lines and rows without a text have none.
 
     Raises:
-        Mistake: a line is neither a JSON string nor an object with a string under "text".
+        Mistake: a line is neither a JSON string nor an object with a string under "text" or the named column.
     """
-    file = text.file if isinstance(text, Span) else text
-    if isinstance(file, bytes) or not is_jsonl(file):
+    span = Span(text) if isinstance(text, Path) else text
+    if isinstance(span, bytes) or not has_documents(span.file, span.column):
         yield text
-        return
-    for number, line in enumerate(lines_of(text), start=1):
-        if line.strip():
-            yield _text_of(line, f"{file}, line {number:,}")
+    elif is_table(span.file, span.column):
+        yield from filter(None, row_texts(span.file, span.column, span.start, span.end))
+    else:
+        for number, line in enumerate(lines_of(span), start=1):
+            if line.strip():
+                yield _text_of(line, span.column or "text", f"{span.file}, line {number:,}")
+
+
+def has_documents(file: Path, column: str = "") -> bool:
+    """Whether a file is JSON lines or a table, whose lines or rows are documents."""
+    return is_jsonl(file) or is_table(file, column)
 
 
 def lines_of(text: Text) -> Iterator[bytes]:
@@ -155,17 +167,17 @@ def _check_length(left: bytearray, text: Text, what: str) -> None:
         raise Mistake(f"{name} has a {what} of more than {LONGEST:,} bytes. Cut it, or choose another unit.")
 
 
-def _text_of(line: bytes, name: str) -> bytes:
+def _text_of(line: bytes, column: str, name: str) -> bytes:
     """The text of a JSON line, as UTF-8."""
     try:
         content = json.loads(line)
-        text = content.get("text") if isinstance(content, dict) else content
+        text = content.get(column) if isinstance(content, dict) else content
         if isinstance(text, str):
             return text.encode()
         reason = "it has no text"
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", "") or str(error)
-    raise Mistake(f'{name}, must be a JSON string or an object with a string "text": {reason}. Mend or remove it.')
+    raise Mistake(f'{name}, must be a JSON string or an object with a string "{column}": {reason}. Mend or remove it.')
 
 
 def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:

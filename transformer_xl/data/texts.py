@@ -17,10 +17,12 @@ from typing import NamedTuple
 
 from ..config.values import listing
 from ..mistake import Mistake, printable
-from .formats import container_of, refuse_container, refuse_saved_dataset
+from ..runtime.files import digest_of
+from .formats import container_of, refuse_container
 from .header import SPLITS, WHOLE
 from .ids import SUFFIXES, read_ids
-from .reading import Span, border, chunks, documents, is_jsonl, open_file, read_errors
+from .reading import Span, border, chunks, documents, has_documents, is_jsonl, open_file, read_errors
+from .tables import is_table, row_texts
 from .vocab import Unit
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -38,6 +40,8 @@ _CODE = (
 """Suffixes of source code, whose file names do not name splits: test.py is a test."""
 _ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog", "authors", "citation")
 """Prefixes of names of files that describe a text. Such a file is left out if other files name splits."""
+_SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")
+"""What `save_to_disk` of the library datasets writes beside its `.arrow` files."""
 _HEAD = 1 << 13
 """A file is binary if there is a NUL in this number of first bytes."""
 _WINDOW = 1 << 20
@@ -76,7 +80,7 @@ def _facts(file: Path) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def read_splits(path: Path, unit: Unit, *, whole: bool = False) -> Texts:
+def read_splits(path: Path, unit: Unit, *, whole: bool = False, column: str = "") -> Texts:
     """The texts of each split of a file or folder.
 
     The name of a file, or of its folder, gives its split (`NAMES`). A single file is cut 90 : 5 : 5 by position, JSON
@@ -88,16 +92,16 @@ def read_splits(path: Path, unit: Unit, *, whole: bool = False) -> Texts:
             unclear.
     """
     skipped: dict[str, str] = {}
-    if path.is_dir():
-        refuse_saved_dataset(path)
     files = _files(path, skipped, unit) if path.is_dir() else {path.name: path}
-    _leave_one_format(path, files, skipped, unit)
+    _leave_one_format(path, files, skipped, unit, column)
     before = {file: _facts(file) for file in files.values()}
-    found = [each for name, file in files.items() if (each := _read_once(file, name, unit)).size]
+    found = [each for name, file in files.items() if (each := _read_once(file, name, unit, column)).size]
     skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
     named = _files_by_split(path, found, skipped) if path.is_dir() else {}
     files_read = [each.text.file for each in found]
-    lines = any(read_ids(file).starts is not None if unit == "id" else is_jsonl(file) for file in files_read)
+    lines = any(
+        read_ids(file).starts is not None if unit == "id" else has_documents(file, column) for file in files_read
+    )
     splits, how = _make_splits(named or {WHOLE: found}, unit, whole=whole)
     reasons = [f"{name} ({reason})" for name, reason in skipped.items()]
     left_out = [f"Left out: {listing(reasons, 5)}."] if skipped else []
@@ -154,14 +158,15 @@ def _files(folder: Path, skipped: dict[str, str], unit: Unit) -> dict[str, Path]
     return files
 
 
-def _leave_one_format(path: Path, files: dict[str, Path], skipped: dict[str, str], unit: Unit) -> None:
+def _leave_one_format(path: Path, files: dict[str, Path], skipped: dict[str, str], unit: Unit, column: str) -> None:
     """Move the files that describe JSON lines from `files` to `skipped`; refuse other texts beside JSON lines, and ids
     of two formats."""
-    text = {name: ".jsonl" if is_jsonl(file) else "text" for name, file in files.items()}
-    formats = {name: file.suffix for name, file in files.items()} if unit == "id" else text
+    kinds = {name: ".jsonl" if is_jsonl(file) else file.suffix for name, file in files.items()}
+    own = {name for name, file in files.items() if unit == "id" or has_documents(file, column)}
+    formats = {name: kind if name in own else "text" for name, kind in kinds.items()}
     about = [name for name, kind in formats.items() if kind == "text" and _is_about(name)]
-    if ".jsonl" in text.values():
-        skipped |= dict.fromkeys(about, "no JSON lines")
+    if own and unit != "id":
+        skipped |= dict.fromkeys(about, "no lines or rows")
         for name in about:
             del files[name], formats[name]
     if len(set(formats.values())) > 1:
@@ -186,6 +191,10 @@ def _no_text(file: Path, unit: Unit) -> str:
         about = file.suffix == ".json" and (file.name == "meta.json" or file.with_suffix(".bin").is_file())
         no_ids = "a pickle, which stays closed" if pickled else "the type of ids" if about else "no ids"
         return "" if file.suffix in SUFFIXES and not about else no_ids
+    if file.name in _SAVED or (file.suffix == ".arrow" and file.name.startswith("cache-")):
+        return "beside the data of a dataset"
+    if is_table(file):
+        return ""
     with read_errors(file), open_file(file) as opened:
         head = opened.read(_HEAD)
     return container_of(file) or ("binary" if b"\0" in head else "")
@@ -201,13 +210,16 @@ def _kind_of_output(folder: Path) -> str:
     return next((kind for kind, files in marks.items() if all((folder / file).is_file() for file in files)), "")
 
 
-def _read_once(file: Path, name: str, unit: Unit) -> _File:
+def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
     """Read a file once for the size and checksum of its text. Unless `unit` is byte, refuse a file that is not text."""
     if unit == "id":
         found = read_ids(file)
         return _File(name, Span(file), len(found.ids), found.digest(file))
+    if is_table(file, column):
+        rows = sum(1 for _ in row_texts(file, column))
+        return _File(name, Span(file, 0, rows, column), rows, digest_of(file))
     refuse_container(file)
-    for _ in documents(file) if is_jsonl(file) else ():
+    for _ in documents(Span(file, column=column)) if is_jsonl(file) else ():
         pass  # refuses a line without text
     decoder, digest, position, start, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, 0, b"\n"
     for chunk in chunks(file):
@@ -220,7 +232,7 @@ def _read_once(file: Path, name: str, unit: Unit) -> _File:
     if unit != "byte":
         _check_utf8(decoder, b"", position, file)
     size = position - start + (unit == "word" and last != b"\n")
-    return _File(name, Span(file, start), size, digest.hexdigest())
+    return _File(name, Span(file, start, column=column), size, digest.hexdigest())
 
 
 def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, position: int, file: Path) -> None:
@@ -321,6 +333,8 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
         ids = read_ids(each.text.file)
         return position if ids.starts is None else first + int(ids.borders[ids.borders.searchsorted(inside)])
     text = replace(each.text, start=each.text.start + inside)
+    if is_table(text.file, text.column):
+        return position
     if is_jsonl(text.file):
         return first + inside + _line_size(text)
     window = b"".join(chunks(replace(text, end=text.start + min(_WINDOW, each.size - inside))))
@@ -345,6 +359,7 @@ def _describe(splits: Mapping[str, Sequence[_File]], unit: Unit) -> str:
     for split, found in splits.items():
         size = sum(each.size for each in found)
         files = f"{len(found):,} files, " if len(found) > 1 else ""
-        what = "ids" if unit == "id" else "bytes"
+        tables = any(is_table(each.text.file, each.text.column) for each in found)
+        what = "ids" if unit == "id" else "rows" if tables else "bytes"
         parts.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} {what})")
     return "; ".join(parts)

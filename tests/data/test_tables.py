@@ -1,0 +1,151 @@
+"""Texts in columns of tables: each row is a document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import csv, ipc, parquet
+
+from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.datasets import open_corpus
+from transformer_xl.mistake import Mistake
+
+SPLITS = ("train", "valid", "test")
+TEXTS = [f'row {n}, "\u00e9" {"x" * (n % 7)}\nand a line' for n in range(60)]
+TABLE = pyarrow.table({"id": range(60), "text": TEXTS, "title": [f"title {n}" for n in range(60)]})
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def opened(path: Path, column: str = "", **how: Any) -> Corpus:
+    return open_corpus(CorpusConfig(name=str(path), column=column, **how))
+
+
+def write_stream(table: Any, file: Path) -> None:
+    with ipc.new_stream(file, table.schema) as out:
+        out.write_table(table, max_chunksize=7)
+
+
+def write_file(table: Any, file: Path) -> None:
+    with ipc.new_file(file, table.schema) as out:
+        out.write_table(table, max_chunksize=7)
+
+
+def write_tsv(table: Any, file: Path) -> None:
+    csv.write_csv(table, file, csv.WriteOptions(delimiter="\t"))
+
+
+def write_lines(table: Any, file: Path) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+WRITERS: dict[str, Any] = {
+    "a.parquet": lambda table, file: parquet.write_table(table, file, row_group_size=7),
+    "file/a.arrow": write_file,
+    "stream/a.arrow": write_stream,
+    "a.csv": csv.write_csv,
+    "a.tsv": write_tsv,
+    "a.jsonl": write_lines,
+}
+
+
+def written(name: str, tmp_path: Path, table: Any = TABLE) -> Path:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    WRITERS[name](table, file)
+    return file
+
+
+@pytest.mark.parametrize("column", ["", "text", "title"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_row_is_a_document(name: str, column: str, tmp_path: Path) -> None:
+    if not column and name in ("a.csv", "a.tsv"):
+        pytest.skip("these are tables only where a column is named")
+    corpus = opened(written(name, tmp_path), column)
+    rows: list[str] = []
+    for split in map(corpus.split, SPLITS):
+        ends = [*split.documents[1:].tolist(), len(split.ids)]
+        rows += [bytes(split.ids[a:b]).decode() for a, b in zip(split.documents.tolist(), ends, strict=True)]
+    assert rows == TABLE[column or "text"].to_pylist()
+
+
+@pytest.mark.parametrize("unit", ["char", "word", "bpe"])
+def test_a_table_has_the_tokens_of_its_lines(unit: Any, tmp_path: Path) -> None:
+    many = pyarrow.concat_tables([TABLE] * 9)
+    of_table, of_lines = (
+        opened(written(name, tmp_path, many), unit=unit, bpe_size=300) for name in ("a.parquet", "a.jsonl")
+    )
+    assert of_table.vocab.symbols and set(of_table.vocab.symbols) == set(of_lines.vocab.symbols)
+    assert sum(split.tokens for split in of_table.header.splits.values()) > 1000
+
+
+def test_without_a_column_commas_are_text(tmp_path: Path) -> None:
+    file = written("a.csv", tmp_path)
+    assert bytes(opened(file).split("train").ids[:9]) == file.read_bytes()[:9]
+
+
+def test_a_dataset_on_disk_has_its_splits(tmp_path: Path) -> None:
+    """As `save_to_disk` of Hugging Face's datasets writes it: shards in folders, each a stream."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/dataset_dict.json").write_text('{"splits": ["train", "validation"]}')
+    for split, shards in {"train": 2, "validation": 1}.items():
+        folder = tmp_path / "data" / split
+        folder.mkdir()
+        for name in ("dataset_info.json", "state.json"):
+            (folder / name).write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+        for shard in range(shards):
+            write_stream(TABLE.slice(30 * shard, 30), folder / f"data-{shard:05}-of-{shards:05}.arrow")
+        write_stream(TABLE, folder / "cache-1234.arrow")
+    corpus = opened(tmp_path / "data")
+    assert [corpus.header.splits[split].tokens for split in ("train", "valid")] == [
+        sum(len(text.encode()) for text in texts) for texts in (TEXTS, TEXTS[:30])
+    ]
+    assert any("beside the data of a dataset" in note for note in corpus.notes)
+
+
+def test_rows_without_a_text_are_left_out(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a" * 9, None, "", "b" * 9] * 15})
+    corpus = opened(written("a.parquet", tmp_path, table))
+    assert sum(len(corpus.split(split).documents) for split in SPLITS) == 30
+
+
+def test_a_column_that_is_none_is_refused(tmp_path: Path) -> None:
+    two = pyarrow.table({"a": TEXTS, "b": TEXTS, "n": range(60)})
+    for name in ("a.parquet", "file/a.arrow", "stream/a.arrow"):
+        file = written(name, tmp_path, two)
+        with pytest.raises(Mistake, match=r'a column of texts "text", or only one; its columns are a, b, n\. Name'):
+            opened(file)
+        with pytest.raises(Mistake, match=r'must have a column of texts "n"; its columns are a, b, n'):
+            opened(file, "n")
+    with pytest.raises(Mistake, match=r"a\.csv cannot be read as a table: .*none"):
+        opened(written("a.csv", tmp_path, two), "none")
+    with pytest.raises(Mistake, match=r'line 1, must be a JSON string or an object with a string "none"'):
+        opened(written("a.jsonl", tmp_path, two), "none")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file/a.arrow", "stream/a.arrow"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_cut_table_is_refused(name: str, share: float, tmp_path: Path) -> None:
+    file = written(name, tmp_path)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(Mistake, match=r"a\.(parquet|arrow) (is not a sound|cannot be read as a table)") as error:
+        opened(file)
+    assert "\n" not in str(error.value)
+
+
+def test_without_pyarrow_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written("a.parquet", tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(Mistake, match=r"needs pyarrow.*pip install 'transformer-xl\[tables\]'"):
+        opened(file)

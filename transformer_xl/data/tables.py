@@ -1,0 +1,89 @@
+"""Texts in a column of a table: Parquet, Arrow (also of Hugging Face's datasets), CSV and TSV, read row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..mistake import Mistake, printable, shortened
+from ..runtime.files import plain_file
+
+BINARY, PLAIN = (".parquet", ".arrow"), (".csv", ".tsv")
+"""Tables by their names. Plain ones may also be read as text, so they are tables only where a column is named."""
+_ROWS = 1 << 10
+"""Number of rows to read at a time."""
+
+
+def is_table(file: Path, column: str = "") -> bool:
+    """Whether the texts of a file are in a column of a table."""
+    return file.suffix in BINARY or (bool(column) and file.suffix in PLAIN)
+
+
+def row_texts(file: Path, column: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """The texts of the rows from `start` to `end`, as UTF-8; empty where there is none.
+
+    Args:
+        column: its name; "": `text`, or the only column of texts.
+
+    Raises:
+        Mistake: the file is damaged, or has no such column of texts.
+    """
+    with _sound(file):
+        rows = (text for batch in _batches(plain_file(file), column) for text in batch.to_pylist())
+        for text in islice(rows, start, end):
+            yield (text or "").encode("utf-8", "surrogatepass")
+
+
+def _batches(file: Path, column: str) -> Iterator[Any]:
+    """The column, piece by piece, as arrays of texts."""
+    try:
+        import pyarrow
+        from pyarrow import csv, ipc, parquet
+    except ModuleNotFoundError:
+        raise Mistake(f"{file} needs pyarrow to be read. Install it: pip install 'transformer-xl[tables]'.") from None
+    if file.suffix == ".parquet":
+        with parquet.ParquetFile(file) as table:
+            name = _column_of(file, table.schema_arrow, column)
+            yield from (batch.column(0) for batch in table.iter_batches(_ROWS, columns=[name]))
+    elif file.suffix == ".arrow":
+        with pyarrow.memory_map(str(file)) as source:
+            framed = source.read(6) == b"ARROW1"
+            source.seek(0)
+            table = ipc.open_file(source) if framed else ipc.open_stream(source)
+            name = _column_of(file, table.schema, column)
+            batches = map(table.get_batch, range(table.num_record_batches)) if framed else table
+            yield from (batch.column(name) for batch in batches)
+    else:
+        parse = csv.ParseOptions(delimiter="\t" if file.suffix == ".tsv" else ",", newlines_in_values=True)
+        texts = csv.ConvertOptions(include_columns=[column], column_types={column: pyarrow.string()})
+        yield from (batch.column(0) for batch in csv.open_csv(file, parse_options=parse, convert_options=texts))
+
+
+def _column_of(file: Path, schema: Any, column: str) -> str:
+    """The name of the column of texts to read."""
+    texts = [each.name for each in schema if str(each.type) in ("string", "large_string", "string_view")]
+    name = column or ("text" if "text" in texts else texts[0] if len(texts) == 1 else "")
+    if name not in texts:
+        asked = f'a column of texts "{name}"' if column else 'a column of texts "text", or only one'
+        found = ", ".join(map(printable, schema.names[:20]))
+        raise Mistake(f"{file} must have {asked}; its columns are {found}. Name one by --corpus.column.")
+    return name
+
+
+@contextmanager
+def _sound(file: Path) -> Iterator[None]:
+    """Turn pyarrow's errors into a sentence."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except (ValueError, KeyError, NotImplementedError) as error:
+        reason = shortened(printable(str(error).strip('"').partition("\n")[0]).rstrip("."))
+        raise Mistake(f"{file} cannot be read as a table: {reason}. Write it again, or name another column.") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise Mistake(f"{file} is not a sound {file.suffix} file: {shortened(printable(str(error)))}.") from error
