@@ -23,14 +23,16 @@ from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import Lengths, RunConfig
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.generate import Sampling, stream
-from transformer_xl.interop import local
+from transformer_xl.interop.hub import local
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.ops.choice import build_native
-from transformer_xl.run import environment, find_checkpoint, load_config
+from transformer_xl.run.checkpoint import load_config
+from transformer_xl.run.folder import environment, find_checkpoint
 from transformer_xl.runtime.device import autocast, prepare_process, resolve_device
 from transformer_xl.runtime.terminal import report_progress, show_table
-from transformer_xl.train import Trainer, choices
+from transformer_xl.train.choices import choices
+from transformer_xl.train.step import Trainer
 
 from . import bound
 from .peak import first_step, peak_memory, restart_peak

@@ -54,18 +54,18 @@ def compile_kernel(name: str, target: int, dtype: str, head_size: int, *, masked
 
 
 def usage(compiled: Any) -> dict[str, int]:
-    """Registers and bytes of stack a thread, bytes of shared memory a program, tensor-core instructions, and the
-    instructions that a warp needs for most tiles."""
+    """Registers and bytes of stack a thread, bytes of shared memory a program, tensor-core instructions, and all
+    instructions of the loop over tiles."""
     found = re.search(r"REG:(\d+) STACK:(\d+)", _cuobjdump(compiled, "-res-usage"))
     assert found, "cuobjdump prints no REG and STACK"
     sass = _cuobjdump(compiled, "-sass")
     tensor = len(re.findall(_TENSOR, sass))
     sizes = {"registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared, "tensor": tensor}
-    return sizes | {"loop": min(_loops(sass), default=0)}
+    return sizes | {"loop": max(_loops(sass), default=0)}
 
 
 def _loops(sass: str) -> list[int]:
-    """The numbers of instructions of the loops that multiply tiles. Of several, the shortest is that without masks."""
+    """The numbers of instructions of the loops that multiply tiles."""
     code = re.findall(r"/\*([0-9a-f]{4,})\*/ +(.*?);", sass)
     at = {int(address, 16): number for number, (address, _) in enumerate(code)}
     ends = ((number, re.search(r"BRA.* 0x([0-9a-f]+) *$", text)) for number, (_, text) in enumerate(code))
@@ -122,7 +122,7 @@ def bench_kernels(size: str = "", **_: object) -> None:
         cell = f"{cell}, {min(use['tensor'] for use in found)}, {most['loop']}"
         rows.setdefault((target, dtype, head_size), []).append(cell)
     print("tile/warps: registers and bytes of stack a thread, KiB of shared memory, tensor-core instructions, and")
-    print("instructions of a warp for a tile that needs no mask")
+    print("instructions of the loop over tiles")
     print("| target | dtype | K | " + " | ".join(fused.KERNELS) + " |")
     print("|---|---|---:|" + "---|" * len(fused.KERNELS))
     for (target, dtype, head_size), cells in rows.items():

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from transformer_xl.config.settings import Lengths, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment
-from transformer_xl.interop import read_model
+from transformer_xl.interop.reading import read_model
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.step import Step, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import relative_attention
 from transformer_xl.runtime.device import prepare_process
-from transformer_xl.train import train_step
 from transformer_xl.train.optim import build_optimizers
+from transformer_xl.train.step import train_step
 
 
 def random_weights(job: dict[str, Any]) -> None:

@@ -45,7 +45,8 @@ def draw(scored: dict[str, Any], trained: int, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    from transformer_xl.run import find_checkpoint, load_config
+    from transformer_xl.run.checkpoint import load_config
+    from transformer_xl.run.folder import find_checkpoint
 
     given = json.load(sys.stdin)
     draw(given, load_config(find_checkpoint(given["run"])).train.mem_len, FILE)

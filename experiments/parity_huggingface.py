@@ -27,7 +27,7 @@ from transformers import TransfoXLLMHeadModel
 
 from transformer_xl import TransformerXL
 from transformer_xl.config.settings import Lengths
-from transformer_xl.interop import read_model
+from transformer_xl.interop.reading import read_model
 from transformer_xl.model.memory import Memory
 from transformer_xl.train.objective import Objective
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformer_xl import RunConfig, TransformerXL
     from transformer_xl.data.corpus import Corpus, Split
-    from transformer_xl.train import Trainer
+    from transformer_xl.train.step import Trainer
 
 HERE = Path(__file__).parent / "parts"
 SIZES = {
@@ -74,8 +74,8 @@ def trainer_of(config: RunConfig, corpus: Corpus) -> Trainer:
 
     from transformer_xl import resolve_settings
     from transformer_xl.model.baselines import build_model
-    from transformer_xl.train import Trainer
     from transformer_xl.train.loop import train_segments
+    from transformer_xl.train.step import Trainer
 
     config = resolve_settings(config, corpus)
     torch.manual_seed(config.train.seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformer_xl.run import Metrics
+from transformer_xl.run.metrics import Metrics
 
 CLOCK = {"seconds", "tokens_per_second"}
 

@@ -19,7 +19,7 @@ from transformer_xl.config.settings import CorpusConfig, Lengths, RunConfig, Tra
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop.mapping import entries
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.run import save_checkpoint
+from transformer_xl.run.checkpoint import save_checkpoint
 
 BANDS = {"cutoffs": (5, 11), "div_val": 2, "d_embed": 14, "tie_projs": (False, True, True)}
 SLICES = {"cutoffs": (5, 11)}

@@ -21,11 +21,11 @@ from torch import Tensor
 from transformer_xl.config.settings import TrainConfig
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
-from transformer_xl.run import set_weights, weights
+from transformer_xl.run.parts import set_weights, weights
 from transformer_xl.runtime.ranks import Ranks, join_ranks
-from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train.objective import Objective
 from transformer_xl.train.parallel import whole
+from transformer_xl.train.step import MOST_SKIPPED, Trainer
 
 TRAIN = TrainConfig(
     tgt_len=5, mem_len=7, batch_size=8, max_steps=6, lr=0.01, device="cpu", precision="fp32", backend="strided"

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from .evaluation.generate import Sampling, generate
     from .evaluation.language_model import LanguageModel
     from .evaluation.score import evaluate
-    from .interop import load_model
+    from .interop.hub import load_model
     from .model.baselines import build_model, register
     from .model.bidirectional import BidirectionalAttention
     from .model.memory import Memory
     from .model.step import VectorStep
     from .model.transformer_xl import TransformerXL, TransformerXLBackbone
-    from .run import save_checkpoint
-    from .train import fit, resolve_settings
+    from .run.checkpoint import save_checkpoint
+    from .train.choices import resolve_settings
+    from .train.loop import fit
 
     __version__: str
 
@@ -62,18 +63,18 @@ _HOMES = {
     "VectorStep": "model.step",
     "build_model": "model.baselines",
     "register": "model.baselines",
-    "load_model": "interop",
+    "load_model": "interop.hub",
     "LanguageModel": "evaluation.language_model",
     "load_recipe": "config.recipe",
     "open_corpus": "data.datasets",
-    "resolve_settings": "train",
-    "fit": "train",
+    "resolve_settings": "train.choices",
+    "fit": "train.loop",
     "evaluate": "evaluation.score",
     "generate": "evaluation.generate",
     "RunConfig": "config.settings",
     "Sampling": "evaluation.generate",
     "StreamLoader": "data.loader",
-    "save_checkpoint": "run",
+    "save_checkpoint": "run.checkpoint",
 }
 
 

@@ -35,7 +35,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.model.baselines import build_model
 from transformer_xl.ops.masks import Mask, visible
 from transformer_xl.ops.reference import scores_by_term
-from transformer_xl.run import save_checkpoint
+from transformer_xl.run.checkpoint import save_checkpoint
 
 OTHERS: dict[str, dict[str, Any]] = {
     "zero memory": {"zero_memory": True},

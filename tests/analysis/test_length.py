@@ -28,7 +28,7 @@ from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.score import EvalResult, evaluate
 from transformer_xl.model.baselines import build_model
-from transformer_xl.run import save_checkpoint
+from transformer_xl.run.checkpoint import save_checkpoint
 
 BYTES = Vocab.build("byte", [])
 SIZES = {"vocab_size": 256, "n_layer": 2, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11, "init_std": 0.3}

@@ -22,7 +22,9 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.model.transformer_xl import DecoderLayer
-from transformer_xl.run import Metrics, find_checkpoint, load_config, load_model
+from transformer_xl.run.checkpoint import load_config, load_model
+from transformer_xl.run.folder import find_checkpoint
+from transformer_xl.run.metrics import Metrics
 from transformer_xl.runtime.files import LOCK
 
 TEXT = Path(os.__file__).read_bytes()[:8000]

@@ -18,7 +18,7 @@ import pytest
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
-from transformer_xl.run import Metrics
+from transformer_xl.run.metrics import Metrics
 
 TEXT = Path(os.__file__).read_bytes()[:20_000]
 TINY = words(

@@ -27,12 +27,15 @@ from ranks import ALONE, trainer_of
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.mistake import Mistake
-from transformer_xl.run import Metrics, Run, load_model, metrics, parts
+from transformer_xl.run import metrics, parts
+from transformer_xl.run.checkpoint import load_model
+from transformer_xl.run.folder import Run
+from transformer_xl.run.metrics import Metrics
 from transformer_xl.run.parts import FILES
 from transformer_xl.runtime.files import LOCK, SEAL, check_seal, lock_folder, seal, wait_for
-from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train.objective import Objective
 from transformer_xl.train.start import STOPPED
+from transformer_xl.train.step import MOST_SKIPPED, Trainer
 from transformer_xl.train.writer import BackgroundWriter
 
 RECIPE = """

@@ -18,7 +18,7 @@ from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, split_overrides
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
-from transformer_xl.run import save_checkpoint
+from transformer_xl.run.checkpoint import save_checkpoint
 from transformer_xl.runtime.device import resolve_device
 from transformer_xl.runtime.ranks import join_ranks
 

@@ -24,7 +24,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import LineScore, score_lines
 from transformer_xl.evaluation.score import EvalResult, Tempered, evaluate
 from transformer_xl.evaluation.sliding import Sliding
-from transformer_xl.run import save_checkpoint
+from transformer_xl.run.checkpoint import save_checkpoint
 
 LENGTHS = Lengths(tgt_len=5, mem_len=7)
 TEXT = "the cat sat on a mat\nthe dog ate the cat\n"

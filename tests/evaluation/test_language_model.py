@@ -31,7 +31,7 @@ from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
-from transformer_xl.run import save_checkpoint
+from transformer_xl.run.checkpoint import save_checkpoint
 
 WORDS = Vocab("word", ("<eos>", "<unk>", "a", "bird", "sang", "twice"))
 CHARS = Vocab("char", ("\n", "a", "b", "é", "<unk>"))

@@ -29,10 +29,11 @@ from small_models import small_model
 from transformer_xl import load_model as public_load_model
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
-from transformer_xl.interop import configure, read_model
+from transformer_xl.interop import configure
+from transformer_xl.interop.reading import read_model
 from transformer_xl.interop.source import Dialect, Source
 from transformer_xl.interop.tensorflow import TENSORFLOW
-from transformer_xl.run import load_model
+from transformer_xl.run.checkpoint import load_model
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -18,7 +18,7 @@ from small_models import VARIANTS, VOCAB, read, small_model, text
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import Sampling, generate
-from transformer_xl.run import LoadedModel
+from transformer_xl.run.checkpoint import LoadedModel
 
 transformers = pytest.importorskip("transformers", minversion="5")
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from transformer_xl.interop import read_model
+from transformer_xl.interop.reading import read_model
 from transformer_xl.model.memory import Memory
 from transformer_xl.train.objective import Objective
 

@@ -34,9 +34,10 @@ from small_models import VOCAB, small_model
 
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.interop import read_model, read_vocabulary
 from transformer_xl.interop.mapping import entries, fill
+from transformer_xl.interop.reading import read_model
 from transformer_xl.interop.source import Dialect, Source
+from transformer_xl.interop.vocabulary import read_vocabulary
 from transformer_xl.model.transformer_xl import TransformerXL
 
 shapes = st.sampled_from(

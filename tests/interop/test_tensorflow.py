@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from transformer_xl.commands.main import main
-from transformer_xl.interop import read_model
 from transformer_xl.interop.bundle import read_bundle
+from transformer_xl.interop.reading import read_model
 from transformer_xl.train.objective import Objective
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow"

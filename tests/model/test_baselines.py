@@ -16,8 +16,8 @@ from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, Tran
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.model.baselines import build_model
 from transformer_xl.ops import BACKENDS
-from transformer_xl.run import load_model
-from transformer_xl.train import fit
+from transformer_xl.run.checkpoint import load_model
+from transformer_xl.train.loop import fit
 
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 

@@ -16,8 +16,8 @@ from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.ngrams import NgramEmbedding, joined_tokens
-from transformer_xl.train import Trainer
 from transformer_xl.train.optim import build_optimizers
+from transformer_xl.train.step import Trainer
 
 NGRAMS = {"ngrams": (2, 4), "ngram_rows": 997, "ngram_width": 6}
 PRIME, BASE = 2**31 - 1, 1_540_483_477

@@ -19,8 +19,8 @@ from transformer_xl.model.baselines import build_model
 from transformer_xl.model.baselines.recurrent import Recurrent
 from transformer_xl.model.memory import Memory
 from transformer_xl.runtime.device import autocast
-from transformer_xl.train import Trainer
 from transformer_xl.train.objective import Objective
+from transformer_xl.train.step import Trainer
 
 KINDS = ["lstm", "qrnn"]
 SHAPES: dict[str, dict[str, Any]] = {

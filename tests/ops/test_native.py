@@ -19,7 +19,7 @@ from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import choice, native, relative_attention, resolve_backend
 from transformer_xl.ops.choice import native_refusal
 from transformer_xl.ops.testing import CASES, Case, assert_contract, assert_dropout, make_inputs
-from transformer_xl.train import choices
+from transformer_xl.train.choices import choices
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")

@@ -42,7 +42,7 @@ from transformer_xl.ops.testing import (
     visible,
     with_roundings,
 )
-from transformer_xl.train import choices
+from transformer_xl.train.choices import choices
 
 BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton", "native"})]  # tested in test_triton.py and test_native.py
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}

@@ -32,8 +32,9 @@ from transformer_xl.report.curves import HEIGHT, WIDTH, Axis, Series, chart, thi
 from transformer_xl.report.figures import READ, TARGETS, complete_figures, identity, stored_figures, texts_of
 from transformer_xl.report.lead import NATS, legend, level
 from transformer_xl.report.record import read_run
-from transformer_xl.run import Run, find_checkpoint, load_model, save_checkpoint
-from transformer_xl.train import resolve_settings
+from transformer_xl.run.checkpoint import load_model, save_checkpoint
+from transformer_xl.run.folder import Run, find_checkpoint
+from transformer_xl.train.choices import resolve_settings
 
 VOID = {"img", "meta", "br"}
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"

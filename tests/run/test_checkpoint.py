@@ -25,17 +25,16 @@ from transformer_xl.config.settings import (
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.run import (
-    Run,
+from transformer_xl.run import parts
+from transformer_xl.run.checkpoint import (
     TrainingState,
-    find_checkpoint,
     load_config,
     load_model,
     load_training,
     load_weights,
-    parts,
     save_checkpoint,
 )
+from transformer_xl.run.folder import Run, find_checkpoint
 from transformer_xl.runtime import files
 
 VOCAB = Vocab("char", tuple("abcdefghijklmnopqrs"))

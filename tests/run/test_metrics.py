@@ -8,7 +8,7 @@ import math
 import pytest
 
 from transformer_xl.evaluation.score import bits, figure, perplexity, tokens_per_second
-from transformer_xl.run import Metrics
+from transformer_xl.run.metrics import Metrics
 from transformer_xl.train.loop import progress_text
 
 

@@ -21,7 +21,7 @@ from serving_live import BYTES, LENGTHS, WORDS, Live, language_model, live_serve
 
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
-from transformer_xl.run import save_checkpoint
+from transformer_xl.run.checkpoint import save_checkpoint
 from transformer_xl.serving import server
 from transformer_xl.serving.requests import Limits
 from transformer_xl.serving.scores import token_name

@@ -19,7 +19,7 @@ from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, scored, trainer_of
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.run import TrainingState
+from transformer_xl.run.checkpoint import TrainingState
 from transformer_xl.runtime.ranks import Ranks
 
 TESTS = Path(__file__).parents[1]

@@ -18,10 +18,9 @@ from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, Train
 from transformer_xl.data.loader import Segment
 from transformer_xl.ops.dropout import Dropout, locked_dropout, word_dropout
 from transformer_xl.runtime.ranks import Ranks
-from transformer_xl.train import trained_targets
 from transformer_xl.train.objective import Counts, Objective
 from transformer_xl.train.optim import Average
-from transformer_xl.train.step import train_step
+from transformer_xl.train.step import train_step, trained_targets
 
 ALL = {
     "dropout": 0.2,

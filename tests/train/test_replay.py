@@ -19,10 +19,10 @@ from transformer_xl.data.loader import Segment
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.runtime.ranks import Ranks
-from transformer_xl.train import Trainer, replay, resolve_settings
-from transformer_xl.train.choices import can_record
+from transformer_xl.train import replay
+from transformer_xl.train.choices import can_record, resolve_settings
 from transformer_xl.train.optim import build_optimizers
-from transformer_xl.train.step import objective_of, train_step
+from transformer_xl.train.step import Trainer, objective_of, train_step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TransformerXLConfig(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import RunConfig, TrainConfig
-from transformer_xl.run import Metrics
+from transformer_xl.run.metrics import Metrics
 from transformer_xl.train.trackers import Trackers, figures, open_trackers, require_installed
 
 CONFIG = RunConfig(train=TrainConfig(max_steps=5))

@@ -29,10 +29,15 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.run import Metrics, Run, load_config, load_training, load_weights, valid_loss
+from transformer_xl.run.checkpoint import load_config, load_training, load_weights
+from transformer_xl.run.folder import Run, valid_loss
+from transformer_xl.run.metrics import Metrics
 from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
-from transformer_xl.train import MOST_SKIPPED, Trainer, choices, fit, loop, resolve_settings
+from transformer_xl.train import loop
+from transformer_xl.train.choices import choices, resolve_settings
+from transformer_xl.train.loop import fit
+from transformer_xl.train.step import MOST_SKIPPED, Trainer
 
 SHAPE = TransformerXLConfig(
     vocab_size=256, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7, dropout=0.1, dropatt=0.1

@@ -30,7 +30,7 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.memory import Memory
 from ..model.transformer_xl import DecoderLayer, TransformerXL
-from ..run import LoadedModel
+from ..run.checkpoint import LoadedModel
 from ..runtime.device import autocast
 from .figures import HeadAttention, draw_by_distance, draw_passage, draw_targets
 

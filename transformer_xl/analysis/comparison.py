@@ -13,7 +13,8 @@ from ..config.problems import Problems
 from ..data.corpus import Split
 from ..data.vocab import Vocab
 from ..evaluation.score import figure
-from ..run import find_checkpoint, load_vocab, short_names
+from ..run.checkpoint import load_vocab
+from ..run.folder import find_checkpoint, short_names
 from ..run.trained import Part, TrainedRun
 from ..runtime.files import write_whole
 

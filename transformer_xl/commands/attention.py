@@ -59,7 +59,7 @@ class Attention:
         from ..analysis import attention
         from ..analysis.comparison import save_arrays
         from ..data.loader import StreamLoader
-        from ..interop import local
+        from ..interop.hub import local
         from ..run.trained import TrainedRun
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)

@@ -13,7 +13,7 @@ from ..mistake import Mistake
 
 if TYPE_CHECKING:
     from ..data.vocab import Vocab
-    from ..run import LoadedModel
+    from ..run.checkpoint import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Convert:
 
     def run(self, overrides: Sequence[str]) -> None:
         """Write a model to the new folder `--to`. After a mistake nothing is written."""
-        from ..interop import read_model
-        from ..run import save_checkpoint
+        from ..interop.reading import read_model
+        from ..run.checkpoint import save_checkpoint
 
         if self.to.exists():
             raise FileExistsError(f"--to must be a new folder, and {self.to} exists. Choose another, or remove it.")
@@ -57,8 +57,8 @@ class Convert:
         print("\n".join([f"{self.to}: {weights:,} weights, {loaded.vocab}", *(f"  {line}" for line in report)]))
 
     def _own(self, overrides: Sequence[str]) -> LoadedModel:
-        from ..interop import local
-        from ..run import load_model
+        from ..interop.hub import local
+        from ..run.checkpoint import load_model
 
         if self.to_format is None:
             raise Mistake("Say which program wrote SRC by --from, or what to make of a run by --to-format.")
@@ -70,7 +70,7 @@ class Convert:
 def _vocab(name: str) -> Vocab:
     from ..data.corpus import Corpus
     from ..data.datasets import store_folder
-    from ..interop import read_vocabulary
+    from ..interop.vocabulary import read_vocabulary
 
     if Path(name).is_file():
         return read_vocabulary(Path(name))

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from ..data.corpus import Corpus, Split
     from ..data.loader import Segment
     from ..evaluation.score import EvalResult
-    from ..run import LoadedModel, Run
-    from ..train import Trainer
+    from ..run.checkpoint import LoadedModel
+    from ..run.folder import Run
+    from ..train.step import Trainer
 
 PROMPT = "class Memory:\n"
 SAMPLE = 400
@@ -63,7 +64,7 @@ class Demo:
         """
         begun = time.perf_counter()  # before torch is imported, which takes seconds
         from ..data.datasets import cache_folder
-        from ..run import Run
+        from ..run.folder import Run
         from ..runtime.device import prepare_process
 
         prepare_process()
@@ -149,7 +150,7 @@ def library_corpus() -> Corpus:
 def show(run: Run, corpus: Corpus, end: float) -> int:
     """Run the demo in the folder of `run`. The slow work is done at the time `end`. Returns the exit status."""
     from ..report.page import write_page
-    from ..run import load_model
+    from ..run.checkpoint import load_model
     from ..runtime.ranks import Ranks
     from ..train.start import Origin, prepare, train_and_save
 

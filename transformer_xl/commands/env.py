@@ -31,8 +31,8 @@ class Env:
 
         from ..data.datasets import cache_folder
         from ..ops import resolve_backend
-        from ..run import environment
-        from ..train import choices
+        from ..run.folder import environment
+        from ..train.choices import choices
 
         if self.check:
             check_card()

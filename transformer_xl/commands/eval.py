@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..data.corpus import Corpus, Split
     from ..evaluation.dynamic import DynamicConfig
     from ..evaluation.score import EvalResult
-    from ..run import LoadedModel
+    from ..run.checkpoint import LoadedModel
     from ..run.trained import TrainedRun
 
 HIGHEST_RATE = 1e30
@@ -72,7 +72,7 @@ class Eval:
     def run(self) -> None:
         """Score the split once for each combination of lengths, and print the results."""
         from ..evaluation.splits import refuse_infinite, score_split
-        from ..interop import local
+        from ..interop.hub import local
         from ..run.trained import TrainedRun, split_of
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Integer
 
-    from ..run import LoadedModel
+    from ..run.checkpoint import LoadedModel
 
 MOST_CONTEXT = 512
 """Maximum number of tokens of the test split in a prompt: the paper's context (Appendix E)."""
@@ -68,7 +68,7 @@ class Generate:
         The number of tokens and the speed go to standard error.
         """
         from ..evaluation.generate import Sampling, stream_text
-        from ..interop import local
+        from ..interop.hub import local
         from ..run.trained import TrainedRun
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)

@@ -32,7 +32,7 @@ class Score:
         from ..data.reading import read_text, text_of
         from ..evaluation.lines import score_lines
         from ..evaluation.splits import refuse_infinite
-        from ..interop import local
+        from ..interop.hub import local
         from ..run.trained import TrainedRun
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)

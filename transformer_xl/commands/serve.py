@@ -16,7 +16,7 @@ from ..mistake import Mistake, printable
 from .shared import Precision, RunFolder, Size
 
 if TYPE_CHECKING:
-    from ..run import LoadedModel
+    from ..run.checkpoint import LoadedModel
     from ..serving.answers import Service
 
 TOKEN = "TXL_SERVE_TOKEN"
@@ -60,7 +60,7 @@ class Serve:
     def run(self) -> None:
         """Load the model, listen, and answer until a signal comes."""
         _refuse_without_packages()
-        from ..interop import local
+        from ..interop.hub import local
         from ..run.trained import TrainedRun
         from ..serving.api import build_app
         from ..serving.engine import refusal

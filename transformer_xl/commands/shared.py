@@ -46,7 +46,7 @@ class ComparisonOptions:
     def compared(self, precision: Precision, problems: Problems) -> Comparison:
         """The runs and the text that they are compared on."""
         from ..analysis.comparison import Comparison
-        from ..interop import local
+        from ..interop.hub import local
 
         runs, where = list(map(local, self.runs)), self.device
         return Comparison(runs, problems, data=self.data, split=self.split, device=where, precision=precision)

@@ -23,7 +23,7 @@ from ..runtime.launcher import rank_and_size
 from ..runtime.terminal import LastingOutput
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..run.folder import Run
     from ..train.start import Origin
 
 
@@ -58,7 +58,7 @@ class Train:
         resume = self.resume == "yes" or (saved and (self.resume == "auto" or is_restart(folder)))
         recipe, why = self.recipe or "", ""
         if resume:
-            from ..run import Run
+            from ..run.folder import Run
             from ..train.start import resumed_settings
 
             given = {"recipe": self.recipe, "data": self.data, "init": self.init}
@@ -75,8 +75,8 @@ class Train:
             print(f"# {why}\n" * bool(why) + recipes.write_toml(config), end="")
             return 0
 
-        from ..interop import local
-        from ..run import Run
+        from ..interop.hub import local
+        from ..run.folder import Run
         from ..train.start import Origin
 
         origin = Origin()
@@ -129,7 +129,7 @@ def is_restart(folder: Path) -> bool:
     """Whether torchrun started this process to replace processes that failed."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
-    from ..run import Run
+    from ..run.folder import Run
 
     return Run(folder).began_here()
 

@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
-from ..run import LoadedModel
+from ..run.checkpoint import LoadedModel
 from ..runtime.device import autocast
 from .generate import Context, Sampling, TokenText, Writer, prompt_ids, read_prompts, stream_text
 from .score import State, bits, device_of, perplexity, ratio

@@ -10,7 +10,7 @@ from typing import TextIO
 from ..config.settings import EvalConfig, Lengths
 from ..data.corpus import Split
 from ..data.loader import StreamLoader
-from ..run import LoadedModel
+from ..run.checkpoint import LoadedModel
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import report_progress, show_table
 from .score import EvalResult, evaluate

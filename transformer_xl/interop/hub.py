@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from .. import run
 from ..data.datasets import cache_folder
 from ..evaluation.language_model import LanguageModel
 from ..mistake import Mistake
-from ..run import save_checkpoint
+from ..run.checkpoint import load_model as load_run
+from ..run.checkpoint import save_checkpoint
 from .huggingface import PICKLED, TENSORS, VOCABULARIES
 from .reading import read_model
 
@@ -29,7 +29,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
         FileNotFoundError: there is nothing at `path`, or no checkpoint in it.
         ValueError: the checkpoint is damaged or of another kind, or its files do not fit each other.
     """
-    return LanguageModel(*run.load_model(local(path), device=device, backend=backend))
+    return LanguageModel(*load_run(local(path), device=device, backend=backend))
 
 
 def local(path: str | Path) -> Path:

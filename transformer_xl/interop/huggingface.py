@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..config.settings import Lengths, RunConfig, TransformerXLConfig
 from ..mistake import Mistake
-from ..run import EXPORTED_VOCAB, config_of
+from ..run.checkpoint import config_of
+from ..run.parts import EXPORTED_VOCAB
 from .pickles import read_pickle
 from .source import Dialect, Source, is_state, read_json
 from .vocabulary import read_vocabulary

@@ -23,7 +23,7 @@ from ..config.settings import TransformerXLConfig
 from ..config.values import listing
 from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
-from ..run import dimensions
+from ..run.parts import dimensions
 from .source import Source
 
 

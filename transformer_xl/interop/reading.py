@@ -15,7 +15,8 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
-from ..run import LoadedModel, set_weights
+from ..run.checkpoint import LoadedModel
+from ..run.parts import set_weights
 from .configure import run_settings
 from .huggingface import read_huggingface
 from .mapping import fill

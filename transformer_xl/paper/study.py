@@ -24,7 +24,7 @@ from typing import Any
 
 from ..evaluation.score import figure
 from ..mistake import Mistake
-from ..run import Run
+from ..run.folder import Run
 from ..runtime.files import read_table, remove_folder, write_whole
 from ..runtime.terminal import clock
 from . import al_rfou

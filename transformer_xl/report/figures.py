@@ -27,7 +27,8 @@ from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText
 from ..evaluation.score import evaluate
 from ..evaluation.splits import score_split, segments_of
-from ..run import LoadedModel, find_checkpoint
+from ..run.checkpoint import LoadedModel
+from ..run.folder import find_checkpoint
 from ..run.trained import TrainedRun
 from ..runtime.files import SEAL, digest_of, read_table, write_whole
 

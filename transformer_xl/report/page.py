@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..run import short_names
+from ..run.folder import short_names
 from ..runtime.files import write_whole
 from .curves import HEIGHT, WIDTH, training_curves
 from .lead import heading, known, legend, memory_chart, memory_table, pieces

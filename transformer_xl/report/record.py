@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from ..config.settings import RunConfig
 from ..config.values import fits
-from ..run import Run
+from ..run.folder import Run
 from .figures import Figures, stored_figures
 
 TRACKED = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "seconds", "skipped")

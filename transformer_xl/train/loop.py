@@ -25,7 +25,9 @@ from ..evaluation.splits import score_split
 from ..mistake import Mistake
 from ..model.baselines import check_rebuilt
 from ..model.transformer_xl import TransformerXL
-from ..run import LoadedModel, Run, load_training, load_weights, save_checkpoint, weights
+from ..run.checkpoint import LoadedModel, load_training, load_weights, save_checkpoint
+from ..run.folder import Run
+from ..run.parts import weights
 from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks

@@ -26,7 +26,8 @@ from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
 from ..ops.choice import build_native
-from ..run import Run, find_checkpoint, load_config, load_model, load_vocab, load_weights
+from ..run.checkpoint import load_config, load_model, load_vocab, load_weights
+from ..run.folder import Run, find_checkpoint
 from ..runtime.device import resolve_device
 from ..runtime.files import refuse_odd_name
 from ..runtime.ranks import Ranks

@@ -25,7 +25,8 @@ from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL, ordered_weights
-from ..run import TrainingState, set_weights, weights
+from ..run.checkpoint import TrainingState
+from ..run.parts import set_weights, weights
 from ..runtime.ranks import Ranks
 from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, Average, build_optimizers, set_rates

@@ -24,7 +24,8 @@ from transformers.utils import logging
 
 from ... import __version__
 from ...mistake import Mistake
-from ...run import EXPORTED_VOCAB, LoadedModel, write_json
+from ...run.checkpoint import LoadedModel
+from ...run.parts import EXPORTED_VOCAB, write_json
 from ...runtime.files import whole_folder
 from .modeling_transformer_xl import TransformerXLForCausalLM, TransformerXLHFConfig
 from .tokenizer import fast_tokenizer
