@@ -84,7 +84,7 @@ def test_ids_are_scored_with_the_vocabulary_of_the_run(home: Path, capsys):
     assert f"must hold ids from 0 to {size - 1}, the vocabulary's, got 500" in refused(
         "eval runs/chars --data high.npy", capsys
     )
-    assert "must be a .npy or .bin file" in refused("eval runs/chars --data lines.jsonl", capsys)
+    assert 'must be an object with a list "ids"' in refused("eval runs/chars --data lines.jsonl", capsys)
     assert "has no text" in refused("eval runs/lines --data chars", capsys)
 
 
@@ -136,7 +136,7 @@ def test_a_text_and_ids_do_not_continue_each_other(home: Path, capsys):
     told = refused(" ".join(["train", "--data", "chars/train.bin", "--init", "runs/lines", *TRAIN]), capsys)
     assert 'corpus.unit must be "byte" with --init runs/lines' in told
     told = refused("train --data lines.jsonl --init runs/chars --out runs/new", capsys)
-    assert "must be a .npy or .bin file" in told
+    assert 'must be an object with a list "ids"' in told
 
 
 def test_a_model_of_ids_is_converted_and_back(home: Path, capsys):
@@ -169,7 +169,7 @@ def test_a_mistake_in_a_line_is_one_sentence(home: Path, capsys):
     assert "bad.jsonl, line 2, must be a JSON string" in refused("train --data bad.jsonl", capsys)
     assert "bad.jsonl, line 2, must be a JSON string" in refused("eval runs/lines --data bad.jsonl", capsys)
     np.save("float.npy", np.zeros(99))
-    assert "one-dimensional array of integers" in refused("train --data float.npy", capsys)
+    assert "must hold an array of integers with one dimension" in refused("train --data float.npy", capsys)
     Path("odd.bin").write_bytes(bytes(99))
     assert "uint16 ids, of 2 bytes each, and has 99 bytes" in refused("train --data odd.bin", capsys)
     assert "corpus.newlines must be left out" in refused(

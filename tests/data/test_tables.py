@@ -147,5 +147,5 @@ def test_a_cut_table_is_refused(name: str, share: float, tmp_path: Path) -> None
 def test_without_pyarrow_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written("a.parquet", tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(Mistake, match=r"needs pyarrow.*pip install 'transformer-xl\[tables\]'"):
+    with pytest.raises(Mistake, match=r"needs pyarrow.*pip install pyarrow"):
         opened(file)

@@ -177,18 +177,18 @@ batch_size = 3
 """
 KILL = """
 import os, signal, sys
-from transformer_xl import train
 from transformer_xl.commands.main import main
+from transformer_xl.train.step import Trainer
 
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 if os.environ["RANK"] == "1" and attempt < 3:
-    advance = train.Trainer.advance
+    advance = Trainer.advance
     at, sent = ((2, signal.SIGKILL), (10, signal.SIGTERM), (13, signal.SIGKILL))[attempt]
     def dying(trainer, *signals):
         if trainer.step == at:
             os.kill(os.getpid(), sent)
         return advance(trainer, *signals)
-    train.Trainer.advance = dying
+    Trainer.advance = dying
 sys.exit(main(sys.argv[1:]))
 """
 

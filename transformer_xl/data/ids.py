@@ -111,13 +111,13 @@ def _read_npz(file: Path) -> np.ndarray:
     """The only array of the file."""
     with zipfile.ZipFile(file) as packed:
         sizes = [each.file_size for each in packed.infolist()]
-    if len(sizes) != 1 or sizes[0] > unpack_limit(file):
-        raise Mistake(
-            f"{file} must hold one array of at most {unpack_limit(file):,} bytes, and holds {len(sizes)}, of "
-            f"{sum(sizes):,}. Save the ids as .npy."
-        )
-    with np.load(file, allow_pickle=False) as arrays:
-        return next(iter(arrays.values()))
+        if len(sizes) != 1 or sizes[0] > unpack_limit(file):
+            raise Mistake(
+                f"{file} must hold one array of at most {unpack_limit(file):,} bytes, and holds {len(sizes)}, of "
+                f"{sum(sizes):,}. Save the ids as .npy."
+            )
+        with packed.open(packed.namelist()[0]) as opened:
+            return np.lib.format.read_array(opened, allow_pickle=False)
 
 
 def _read_bin(file: Path, size: int) -> Ids:

@@ -43,7 +43,7 @@ def _batches(file: Path, column: str) -> Iterator[Any]:
         import pyarrow
         from pyarrow import csv, ipc, parquet
     except ModuleNotFoundError:
-        raise Mistake(f"{file} needs pyarrow to be read. Install it: pip install 'transformer-xl[tables]'.") from None
+        raise Mistake(f"{file} needs pyarrow to be read. Install it: pip install pyarrow.") from None
     if file.suffix == ".parquet":
         with parquet.ParquetFile(file) as table:
             name = _column_of(file, table.schema_arrow, column)
