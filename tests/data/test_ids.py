@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import struct
 import tracemalloc
@@ -228,9 +229,23 @@ class TestFiles:
         np.array(ids, "<u4").tofile(tmp_path / "a.bin")
         (tmp_path / beside).write_text('{"dtype": "uint32"}')
         assert joined(opened(tmp_path / "a.bin")) == joined(opened(tmp_path)) == ids
+        (tmp_path / beside).unlink()
+        (tmp_path / "a.bin").rename(tmp_path / "train.bin")
+        (tmp_path / "val.bin").write_bytes((tmp_path / "train.bin").read_bytes())
+        for word, first in {"uint32": [70_000, 5], "uint16": [4464, 1]}.items():  # the same files, other ids
+            (tmp_path / "meta.json").write_text(json.dumps({"dtype": word}))
+            assert opened(tmp_path).split("train").ids[:2].tolist() == first
+        (tmp_path / "val.bin").unlink()
+        (tmp_path / "train.bin").rename(tmp_path / "a.bin")
         (tmp_path / beside).write_text('{"dtype": "float32"}')
         with pytest.raises(Mistake, match=r'must have a "dtype" of uint8, uint16, .*, got \'float32\''):
             opened(tmp_path / "a.bin")
+
+    def test_a_large_file_of_json_is_not_read(self, tmp_path: Path) -> None:
+        (tmp_path / "a.json").touch()
+        os.truncate(tmp_path / "a.json", 1 << 33)
+        with pytest.raises(Mistake, match=r"a\.json must be at most 67,108,864 bytes"):
+            opened(tmp_path / "a.json")
 
     @pytest.mark.parametrize("kind", ["npy", "npz", "MidiTok", "tracks", "lines", "lines of input_ids"])
     def test_rows_and_lists_are_documents(self, tmp_path: Path, kind: str) -> None:

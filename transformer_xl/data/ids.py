@@ -13,6 +13,7 @@ Large files are memory-mapped, and nothing is unpickled: NumPy refuses arrays of
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import zipfile
@@ -26,7 +27,7 @@ from jaxtyping import Integer
 
 from ..mistake import Mistake, shortened
 from ..runtime.files import digest_of, plain_file, read_table
-from .reading import Span, Text, lines_of, unpack_limit
+from .reading import LONGEST, Span, Text, lines_of, unpack_limit
 
 SUFFIXES = (".npy", ".npz", ".bin", ".json", ".jsonl")
 MOST_IDS = 1 << 20
@@ -45,7 +46,7 @@ _CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _WORDS = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8", "uint64": "<u8"}
 _KEYS = ("ids", "input_ids", "tokens")
 _SAMPLE, _FEW = 1 << 20, 16
-"""If among so many numbers of 16 bits every second is this small, they may be numbers of 32 or 64 bits."""
+"""If every second one of the first 2^20 numbers of 16 bits is below 16, they may be numbers of 32 or 64 bits."""
 
 
 class Ids(NamedTuple):
@@ -61,9 +62,10 @@ class Ids(NamedTuple):
         return np.append(self.starts if self.starts is not None else np.arange(0), len(self.ids))
 
     def digest(self, file: Path) -> str:
-        """SHA-256 of the file; with its documents, if it has any, and the type of ids that it does not name itself."""
-        more = [] if self.starts is None else [self.ids.dtype.str, *np.asarray(self.starts).tolist()]
-        return f"{digest_of(file)} {more}" if more else digest_of(file)
+        """SHA-256 of the file, and what files beside it say: the type of its ids, unless it is uint16, and documents."""
+        kind = self.ids.dtype.str if file.suffix == ".bin" and self.ids.dtype != np.dtype("<u2") else ""
+        starts = "" if self.starts is None else hashlib.sha256(np.asarray(self.starts).tobytes()).hexdigest()
+        return " ".join(filter(None, (digest_of(file), kind, starts)))
 
 
 def read_ids(file: Path) -> Ids:
@@ -164,7 +166,7 @@ def _word_beside(file: Path) -> str:
 
 
 def _read_megatron(file: Path, size: int, index: Path) -> Ids:
-    """Ids by Megatron's index: a head, then for each sequence its size and place, then each document's sequence."""
+    """Ids by Megatron's index: a head, then for each sequence its size and offset, then each document's sequence."""
     raw = np.memmap(plain_file(index), "u1", "r") if index.stat().st_size >= 34 else np.zeros(34, "u1")
     magic, version, code, sequences, documents = struct.unpack("<9sQBQQ", raw[:34].tobytes())
     if magic != _MEGATRON or version != 1 or len(raw) != 34 + 12 * sequences + 8 * documents:
@@ -172,10 +174,10 @@ def _read_megatron(file: Path, size: int, index: Path) -> Ids:
     if code not in _CODES:
         raise Mistake(f"{index} must be of integers, and its type has the number {code}. Save the ids as .npy.")
     sizes = raw[34 : 34 + 4 * sequences].view("<i4").astype("i8")
-    places = raw[34 + 4 * sequences : 34 + 12 * sequences].view("<i8")
+    offsets = raw[34 + 4 * sequences : 34 + 12 * sequences].view("<i8")
     firsts = raw[34 + 12 * sequences :].view("<i8")
     kind, ends = np.dtype(_CODES[code]), np.append(0, sizes.cumsum())
-    sound = (sizes >= 0).all() and np.array_equal(places, ends[:-1] * kind.itemsize)
+    sound = (sizes >= 0).all() and np.array_equal(offsets, ends[:-1] * kind.itemsize)
     inside = (firsts >= 0).all() and (firsts <= sequences).all()
     if not sound or not inside or ends[-1] * kind.itemsize != size:
         raise Mistake(f"{index} must describe {file.name}, and its sizes are others. Get both files again.")
@@ -185,6 +187,8 @@ def _read_megatron(file: Path, size: int, index: Path) -> Ids:
 
 def _lists(file: Path) -> Iterator[list[Any]]:
     """The lists of a JSON file, or of each line of JSON lines. A list of lists is several."""
+    if file.suffix == ".json" and file.stat().st_size > LONGEST:
+        raise Mistake(f"{file} must be at most {LONGEST:,} bytes. Save the ids as .npy, or as JSON lines.")
     whole = enumerate(lines_of(file), start=1) if file.suffix == ".jsonl" else [(1, file.read_bytes())]
     for number, line in whole:
         if not line.strip():
