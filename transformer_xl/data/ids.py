@@ -62,7 +62,7 @@ class Ids(NamedTuple):
         return np.append(self.starts if self.starts is not None else np.arange(0), len(self.ids))
 
     def digest(self, file: Path) -> str:
-        """SHA-256 of the file, and what files beside it say: the type of its ids, unless it is uint16, and documents."""
+        """SHA-256 of the file, and what files beside it say: the type of ids, unless it is uint16, and documents."""
         kind = self.ids.dtype.str if file.suffix == ".bin" and self.ids.dtype != np.dtype("<u2") else ""
         starts = "" if self.starts is None else hashlib.sha256(np.asarray(self.starts).tobytes()).hexdigest()
         return " ".join(filter(None, (digest_of(file), kind, starts)))
