@@ -51,6 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "al-rfou": ({"kind": "al-rfou", "positions": 5}, {"mem_len": 0}),
     "lstm": ({"kind": "lstm"} | NO_ATTENTION, {}),
     "qrnn": ({"kind": "qrnn", "cutoffs": (5, 19)} | NO_ATTENTION, {}),
+    "documents in a stream": ({"document_end": 1, "ngrams": (2,), "ngram_rows": 37, "ngram_width": 6}, {}),
     "averaged": ({}, {"average_from": 2, "schedule": "constant"}),
     "short at first": ({}, {"tgt_len": 6, "mem_len": 8, "short_share": 0.5}),
     "n-grams and matches": (
@@ -60,7 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Settings of model and training."""
 ALONE = Ranks()
-NOT_SHARDED = {"averaged", "n-grams and matches"}
+NOT_SHARDED = {"averaged", "documents in a stream", "n-grams and matches"}
 DOCUMENTS = (0, 50, 51, 120, 133, 220, 390)
 
 

@@ -73,8 +73,8 @@ def test_terms_and_masks_equal_the_reference(T: int, M: int, attn_len: int | Non
     shapes = [(2, 3, T, 5), (2, 3, S, 5), (3, S + 2, 5), (3, 5), (3, 5)]
     given = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     columns = S if attn_len is None else min(S, attn_len)
-    seen = seen_by_distance(T, S, columns, rows)
-    hidden = visible(T, S, Mask(attn_len, rows))
+    seen = seen_by_distance(T, S, columns, None if rows is None else M - rows[:, None])
+    hidden = visible(T, S, Mask.of(M, attn_len, rows))
     assert torch.equal(by_key(seen.double(), S).bool(), hidden)
     ours = by_key(terms_by_distance(*given, columns), S)
     torch.testing.assert_close(ours * hidden, torch.stack(scores_by_term(*given)) * hidden)

@@ -144,7 +144,7 @@ def break_backend(fault: str, call: Call) -> Tensor:
         case "a window that is one key short":
             call = call._replace(mask=mask._replace(attn_len=mask.attn_len - 1))
         case "a row that shows its padding":
-            call = call._replace(mask=mask._replace(valid=mask.valid.clamp(min=0)))
+            call = call._replace(mask=mask._replace(first=mask.first.clamp(max=k.shape[2] - q.shape[2])))
         case "one key's gradient missing":
             own = torch.arange(k.shape[2])[:, None] == k.shape[2] - q.shape[2]
             call = call._replace(k=torch.where(own, k.detach(), k))
@@ -157,7 +157,7 @@ def break_backend(fault: str, call: Call) -> Tensor:
             for i in range(q.shape[2]):  # autograd adds the gradients of these calls one by one
                 keys = slice(0, memory + i + 1)
                 own = call._replace(q=q[:, :, i : i + 1], k=k[:, :, keys], v=v[:, :, keys])
-                outs.append(attend(own._replace(mask=mask.from_query(i, slice(None)))))
+                outs.append(attend(own._replace(mask=mask.part(0, queries=slice(i, i + 1)))))
             return torch.cat(outs, 2)
     return attend(call)
 

@@ -228,8 +228,8 @@ def test_unsupported_calls_are_refused() -> None:
 def test_the_operators_are_registered_as_pytorch_wants() -> None:
     starts = [7] if FEW else [0, 7]
     tensors = list(make_inputs(Case(batch=len(starts), heads=1), torch.float32, DEVICE).values())
-    start = torch.tensor(starts, dtype=torch.int32, device=DEVICE)
-    rest = start, None, torch.tensor([5], dtype=torch.int32, device=DEVICE), 18, 0.5, 0.3
+    first = torch.tensor(starts, dtype=torch.int32, device=DEVICE)[:, None].repeat(1, Case.queries)
+    rest = first, None, torch.tensor([5], dtype=torch.int32, device=DEVICE), 18, 0.5, 0.3
     torch.library.opcheck(fused._attend, (*tensors, *rest))
     with torch.no_grad():
         out, lse = fused._attend(*tensors, *rest)

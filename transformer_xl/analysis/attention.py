@@ -82,12 +82,11 @@ def terms_by_distance(
 
 
 def seen_by_distance(
-    queries: int, keys: int, columns: int, valid: Int[Tensor, " B"] | None, device: torch.device | None = None
+    queries: int, keys: int, columns: int, first: Int[Tensor, "B #T"] | None, device: torch.device | None = None
 ) -> Bool[Tensor, "#B 1 T columns"]:
-    """Whether a key exists at each distance. Only the newest `valid` memory positions of a row count."""
-    memory = torch.tensor([keys - queries], device=device) if valid is None else valid
-    last = memory[:, None, None, None] + torch.arange(queries, device=device)[:, None]
-    return torch.arange(columns, device=device) <= last
+    """Whether each query sees a key at each distance; `first` is the first key that it sees."""
+    last = torch.arange(keys - queries, keys, device=device)[None] - (0 if first is None else first)
+    return torch.arange(columns, device=device) <= last[:, None, :, None]
 
 
 @contextmanager
@@ -131,22 +130,22 @@ def _hook(layer: int, see: Callable[[Maps], None], block: int) -> Callable[..., 
 
 
 def _blocks(
-    layer: int, inputs: list[Tensor], *, attn_len: int | None, valid: Int[Tensor, " B"] | None, block: int
+    layer: int, inputs: list[Tensor], *, attn_len: int | None, first: Int[Tensor, "B #T"] | None, block: int
 ) -> Iterator[Maps]:
     q, k, r, u, v = inputs
     B, H, T, _ = q.shape
     memory = k.shape[2] - T
     size = max(1, block // (len(KINDS) * B * H * k.shape[2]))
-    for first in range(0, T, size):
-        part = q[:, :, first : first + size]
-        queries, keys = part.shape[2], memory + first + part.shape[2]
+    for start in range(0, T, size):
+        part = q[:, :, start : start + size]
+        queries, keys = part.shape[2], memory + start + part.shape[2]
         columns = keys if attn_len is None else min(keys, attn_len)
         terms = terms_by_distance(part, k[:, :, :keys], r, u, v, columns)
-        own = None if valid is None else valid + first
+        own = first if first is None or first.shape[1] == 1 else first[:, start : start + size]
         seen = seen_by_distance(queries, keys, columns, own, q.device)
         scores = torch.cat([terms.sum(0, keepdim=True), terms])
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-        yield Maps(layer, first, scores.softmax(-1).masked_fill(~seen, 0.0), seen)
+        yield Maps(layer, start, scores.softmax(-1).masked_fill(~seen, 0.0), seen)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,10 @@ class CorpusConfig(Checked):
     reset_documents: bool = False
     """Start each file of a folder with an empty memory, as each JSON line always does. By default the files are joined
     in the order of their names."""
+    document_end: str = ""
+    """The token that ends a document in one stream, for example <|endoftext|>, or an id: from it on the model sees
+    nothing before it. Where documents are apart (JSON lines, tables, files with reset_documents), it is added after
+    each, and they are joined."""
     min_count: int = 1
     """Words that occur fewer times than this in the training split become <unk>."""
     vocab: str = ""

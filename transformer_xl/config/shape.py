@@ -76,6 +76,8 @@ class TransformerXLConfig(Checked):
     layer_norm_epsilon: float = 1e-5
     embedding_scale: float | None = None
     """Factor on embeddings; None: sqrt(d_model)."""
+    document_end: int | None = None
+    """The id of corpus.document_end: this token and what follows it see nothing before it."""
     zero_memory: bool = False
     """Fill a short memory with zeros that are attended, as the TensorFlow and Hugging Face code does."""
     dropout: float = 0.0
@@ -121,6 +123,7 @@ class TransformerXLConfig(Checked):
         yield from out_of_bounds(self, "layer_norm_epsilon", above=0)
         yield from out_of_bounds(self, "ngram_rows", least=1, most=1 << 31)
         yield from out_of_bounds(self, "ngram_width", least=1, most=1 << 24)
+        yield from out_of_bounds(self, "document_end", least=0)
         yield from out_of_bounds(self, "match_window", least=1, most=1 << 24)
         yield from out_of_bounds(self, "gate_bias", least=-100, most=100)
         for name in ("ngrams", "matches"):
@@ -176,6 +179,9 @@ class TransformerXLConfig(Checked):
             if getattr(self, name) and self.base_kind not in kinds:
                 sentence = f"{{}} is for kind = {' and '.join(kinds)}, got {{}} = {self.kind}. Leave it out."
                 yield Problem((name, "kind"), sentence)
+        if self.document_end is not None and (self.base_kind not in ("transformer-xl", "shaw") or self.zero_memory):
+            sentence = "{} is for kind = transformer-xl and shaw without {}, got {} = " + self.kind + ". Leave it out."
+            yield Problem(("document_end", "zero_memory", "kind"), sentence)
         if self.share_position_projection and self.untie_r:
             sentence = "{} must be false where {} is true, because the biases come from the projection."
             yield Problem(("untie_r", "share_position_projection"), sentence)

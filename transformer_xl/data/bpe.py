@@ -45,10 +45,10 @@ def _byte_characters() -> dict[str, int]:
 _CHARACTERS = _byte_characters()
 
 
-def train_bpe(texts: Iterable[str], size: int) -> str:
+def train_bpe(texts: Iterable[str], size: int, whole: Sequence[str] = ()) -> str:
     """Train a tokenizer of at most `size` tokens on `texts`, and return its JSON. Tokens are 256 bytes, then pairs.
 
-    A newline is always a separate token. The same texts give the same JSON.
+    Each text in `whole` is one token, which never becomes part of a pair. A newline is always a separate token. The same texts give the same JSON.
     """
     tokenizers = _library()
     if not 256 <= size <= _LARGEST_ID:
@@ -61,7 +61,7 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([lines, byte_level(add_prefix_space=False)])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=byte_level.alphabet(), special_tokens=[], show_progress=False
+        vocab_size=size, initial_alphabet=byte_level.alphabet(), special_tokens=list(whole), show_progress=False
     )
     with _library_errors():
         tokenizer.train_from_iterator(

@@ -175,6 +175,7 @@ class Corpus:
         closed: bool = False,
         bpe_size: int = 8192,
         documents: bool = False,
+        document_end: str = "",
         reuse: bool = False,
         check: Callable[[Header], None] | None = None,
     ) -> Corpus:
@@ -187,6 +188,8 @@ class Corpus:
                 in `counted`, with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.build`) and `bpe_size`.
             documents: each text, or line of a `.jsonl` file, starts with an empty memory. Otherwise texts are joined.
                 For words, the end of a text always ends a line.
+            document_end: a token that the vocabulary must have. With `documents`, it is added after each document, and
+                they are joined.
             reuse: if there is a sound store, open it instead.
             check: called with the header before the store gets its name; it may raise an error.
 
@@ -217,7 +220,8 @@ class Corpus:
                 with whole_folder(path) as folder:
                     if vocab is None:
                         every = [text for split in counted for text in texts.get(split, ())]
-                        vocab = _make_vocab(every, unit, newlines, min_count, closed, bpe_size)
+                        vocab = _make_vocab(every, unit, newlines, min_count, closed, bpe_size, document_end)
+                    end = vocab.end_of_documents(document_end) if documents else None
                     header = Header(
                         name=name,
                         source=source,
@@ -227,7 +231,7 @@ class Corpus:
                         vocab_size=len(vocab),
                         vocab=vocab.fingerprint,
                         splits={
-                            split: _write_ids(folder / f"{split}.bin", each, vocab, documents, name)
+                            split: _write_ids(folder / f"{split}.bin", each, vocab, documents, end, name)
                             for split, each in texts.items()
                         },
                     )
@@ -239,31 +243,47 @@ class Corpus:
 
 
 def _make_vocab(
-    texts: Sequence[Text], unit: Unit, newlines: Newlines, min_count: int, closed: bool, bpe_size: int
+    texts: Sequence[Text],
+    unit: Unit,
+    newlines: Newlines,
+    min_count: int,
+    closed: bool,
+    bpe_size: int,
+    document_end: str,
 ) -> Vocab:
     """The vocabulary of texts, as `Corpus.build` describes it."""
     assert unit != "id", "ids come with their vocabulary"
-    parts = (piece for text in texts for piece in pieces(text, unit))
+
+    end = document_end.encode("utf-8", "surrogateescape")
+
+    def parts() -> Iterator[bytes]:
+        for document in chain.from_iterable(map(documents, texts)):
+            yield from pieces(document, unit)
+            yield end
+
     if unit != "bpe":
-        return Vocab.build(unit, parts, newlines=newlines, min_count=min_count, closed=closed)
-    tokenizer = train_bpe((piece.decode() for piece in parts), bpe_size)
+        return Vocab.build(unit, parts(), newlines=newlines, min_count=min_count, closed=closed)
+    whole = [document_end] if len(document_end) > 1 else []
+    words = (piece.replace(end, b"\n") if whole else piece for piece in parts())
+    tokenizer = train_bpe((piece.decode() for piece in words), bpe_size, whole)
     vocab = Vocab.of_tokenizer(tokenizer, newlines)
     counts = np.zeros(len(vocab), np.int64)
-    for text in texts:
-        for piece in pieces(text, unit):
-            counts += np.bincount(vocab.encode(piece), minlength=len(vocab))
+    for piece in parts():
+        counts += np.bincount(vocab.encode(piece), minlength=len(vocab))
     order = np.argsort(-counts, kind="stable")
     return Vocab.of_tokenizer(renumber(tokenizer, order.tolist()), newlines)
 
 
-def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab, resets: bool, name: str) -> SplitHeader:
+def _write_ids(
+    file: Path, texts: Sequence[Text], vocab: Vocab, resets: bool, end: int | None, name: str
+) -> SplitHeader:
     """Write the ids of the texts of a split of the corpus `name`; the header's entry. With `resets`, each document
-    starts with an empty memory."""
+    starts with an empty memory, or the id `end` follows each."""
     tokens, size, starts, counts = 0, 0, [], np.zeros(len(vocab), np.int64)
     with file.open("wb") as out:
         for text in texts if vocab.unit == "id" else chain.from_iterable(map(documents, texts)):
             begin = tokens
-            for ids, length in _encode(text, vocab, opens=resets or begin == 0):
+            for ids, length in _encode(text, vocab, end, opens=resets or begin == 0):
                 size += length
                 out.write(ids.data)
                 tokens += ids.size
@@ -282,18 +302,23 @@ def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab, resets: bool, na
         unknown=0 if vocab.unk is None else int(counts[vocab.unk]),
         bytes=size,
         sha256=digest_of(file),
-        documents=starts if resets else None,
+        documents=starts if resets and end is None else None,
     )
 
 
-def _encode(text: Text, vocab: Vocab, *, opens: bool) -> Iterator[tuple[Integer[np.ndarray, " T"], int]]:
-    """The ids of a text, piece by piece, and the size of each piece in bytes. `opens`: a sentence may begin here."""
+def _encode(
+    text: Text, vocab: Vocab, end: int | None, *, opens: bool
+) -> Iterator[tuple[Integer[np.ndarray, " T"], int]]:
+    """The ids of a text, piece by piece, and the size of each piece in bytes. `opens`: a sentence may begin here. The
+    id `end` follows each document."""
     if vocab.unit == "id":
-        for block in id_blocks(text, len(vocab)):
+        for block in id_blocks(text, len(vocab), end):
             yield block.astype(vocab.dtype), block.nbytes
         return
-    tokens, opens = 0, opens and vocab.newlines == "sentence"
+    tokens, opens, ids = 0, opens and vocab.newlines == "sentence", vocab.opening_ids
     for piece in pieces(text, vocab.unit):
         ids = vocab.encode(b"\n" + piece if opens and not tokens else piece, start=tokens)
         tokens += ids.size
         yield ids, len(piece)
+    if end is not None and (not ids.size or ids[-1] != end):
+        yield np.array([end], vocab.dtype), 0

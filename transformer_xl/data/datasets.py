@@ -95,6 +95,11 @@ def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
         own, asked = getattr(corpus.header, setting), getattr(config, setting)
         if own != asked:
             raise Mistake(f'corpus.{setting} must be "{own}" for the corpus {corpus.name}, got "{asked}".')
+    if config.document_end and any(split.documents is not None for split in corpus.header.splits.values()):
+        raise Mistake(
+            f"corpus.document_end must be left out for the corpus {corpus.name}, whose documents are apart. Give its "
+            "text by --data."
+        )
     if config.vocab:
         raise Mistake(
             f"corpus.vocab is for a text file or folder, and {corpus.name} is tokenised already. Leave it out, or "
@@ -148,6 +153,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             )
         if unit == "id" and vocab is None:
             vocab = Vocab.of_ids(1 + largest_id(chain(*texts.splits.values())))
+        settings += [f"documents end with {config.document_end}"] if config.document_end else []
         digest = hashlib.sha256(json.dumps([*settings, texts.digest]).encode()).hexdigest()
         corpus = Corpus.build(
             cache_folder() / "texts" / f"{path.stem}-{digest[:16]}",
@@ -160,6 +166,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             min_count=config.min_count,
             bpe_size=config.bpe_size,
             documents=config.reset_documents or texts.documents,
+            document_end=config.document_end,
             reuse=True,
             check=texts.check,
         )

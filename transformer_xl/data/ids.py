@@ -224,14 +224,16 @@ def document_starts(text: Text) -> Integer[np.ndarray, " D"]:
     return np.append(0, borders[(borders > text.start) & (borders < end)] - text.start)
 
 
-def id_blocks(text: Text, vocab_size: int) -> Iterator[Integer[np.ndarray, " n"]]:
-    """The ids of a span of a file, about a million at a time. Positions of the span count ids.
+def id_blocks(text: Text, vocab_size: int, end: int | None = None) -> Iterator[Integer[np.ndarray, " n"]]:
+    """The ids of a span of a file, about a million at a time. Positions of the span count ids. The id `end`, if given,
+    is added after each document that does not end with it.
 
     Raises:
         Mistake: an id is negative, or is not below `vocab_size`.
     """
     assert isinstance(text, Span), "ids are in a file"
     ids = read_ids(text.file).ids[text.start : text.end]
+    borders = np.append(document_starts(text)[1:], len(ids)) if end is not None else np.zeros(0, np.int64)
     for start in range(0, len(ids), _BLOCK):
         block = ids[start : start + _BLOCK]
         if block.min() < 0 or block.max() >= vocab_size:
@@ -241,7 +243,15 @@ def id_blocks(text: Text, vocab_size: int) -> Iterator[Integer[np.ndarray, " n"]
                 f"{text.start + start + at:,} from 0. Give ids of the same tokenizer, or train with a larger "
                 "model.vocab_size."
             )
-        yield block
+        yield block if end is None else _with_ends(block, borders[(borders > start)] - start, end)
+
+
+def _with_ends(
+    block: Integer[np.ndarray, " n"], borders: Integer[np.ndarray, " D"], end: int
+) -> Integer[np.ndarray, " _"]:
+    """A block of ids with `end` before each of the borders in it that does not follow one already."""
+    borders = borders[borders <= len(block)]
+    return np.insert(block, borders[block[borders - 1] != end], end)
 
 
 def largest_id(texts: Iterable[Span]) -> int:

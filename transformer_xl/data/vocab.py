@@ -146,6 +146,22 @@ class Vocab:
         """The id of `<unk>`; None if there is none."""
         return next((self._ids[symbol] for symbol in UNKNOWN if symbol in self._ids), None)
 
+    def id_of(self, token: str) -> int | None:
+        """The id of a token, given as text or, for ids, as a number; None if it is not one token."""
+        if self.unit == "byte":
+            raw = token.encode("utf-8", "surrogateescape")
+            return self._ids.get(raw[0]) if len(raw) == 1 else None
+        return self._ids.get(NEWLINE if self.unit == "bpe" and token == "\n" else token)
+
+    def end_of_documents(self, token: str) -> int | None:
+        """The id of `corpus.document_end`; None if it is empty. Raises a `Mistake` if it is not one token."""
+        if token and self.id_of(token) is None:
+            raise Mistake(
+                f"corpus.document_end must be one token of the vocabulary ({self}), got {token!r}. Name one that ends "
+                "the documents of the text."
+            )
+        return self.id_of(token) if token else None
+
     @cached_property
     def line_end(self) -> int | None:
         """The id that ends a line: `<eos>` or `<S>` among words, otherwise the newline; None if there is none."""

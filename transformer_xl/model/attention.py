@@ -14,7 +14,7 @@ from ..config.settings import TransformerXLConfig
 from ..ops import check_backend, relative_attention
 from ..ops.dropout import Dropout
 from .gates import build_join
-from .modules import Keys, Queries, RowLinear, Valid, Vectors
+from .modules import First, Keys, Queries, RowLinear, Vectors
 
 
 def sinusoids(
@@ -94,21 +94,21 @@ class RelativeMultiheadAttention(nn.Module):
         past: Float[Tensor, "B M D"] | Projected,
         positions: Positions | None,
         attn_len: int | None = None,
-        valid: Valid = None,
+        first: First = None,
     ) -> Vectors:
         """The sublayer's output for the segment `x`; for the arguments see `DecoderLayer`."""
         q, k, v = self.heads(x, past)
-        return self.add(x, self.attend(q, k, v, positions, attn_len, valid))
+        return self.add(x, self.attend(q, k, v, positions, attn_len, first))
 
     def attend(
-        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, valid: Valid
+        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, first: First
     ) -> Queries:
         """Relative attention (section 3.3). A class whose `positions` are None overrides this."""
         assert positions is not None, "relative attention needs positions"
         return relative_attention(
             *(q, k, v, *positions),
             attn_len=attn_len,
-            valid=valid,
+            first=first,
             dropout_p=self.dropatt if self.training else 0.0,
             backend=self.backend,
         )

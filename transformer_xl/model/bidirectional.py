@@ -69,6 +69,7 @@ class BidirectionalAttention(nn.Module):
         look_ahead: int | None = None,
         valid: Int[Tensor, " B"] | None = None,
         end: Int[Tensor, " B"] | None = None,
+        first: Int[Tensor, "B #T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """`past`: earlier vectors, which are only keys and values. For the other arguments see `relative_attention`."""
         rows = x if past is None else torch.cat([past, x], dim=1)
@@ -83,6 +84,7 @@ class BidirectionalAttention(nn.Module):
             look_ahead=look_ahead,
             valid=valid,
             end=end,
+            first=first,
             dropout_p=self.dropatt if self.training else 0.0,
             backend=self.backend,
         )

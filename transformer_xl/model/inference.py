@@ -151,6 +151,12 @@ class KVCache:
         self.spent = True
         return replace(self, tokens=tokens, spent=False)
 
+    def with_valid(self, valid: Int[Tensor, " B"]) -> KVCache:
+        """The same cache with another `valid`. This consumes the cache."""
+        self._check()
+        self.spent = True
+        return replace(self, valid=valid, spent=False)
+
     def fork(self, rows: Int[Tensor, " R"] | slice = slice(None)) -> KVCache:
         """A copy of the given rows, in the given order, with buffers of its own."""
         self._check()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .inputs import as_marks
-from .modules import Valid, Vectors
+from .modules import First, Valid, Vectors
 
 
 class Memory(NamedTuple):
@@ -65,6 +65,10 @@ class Memory(NamedTuple):
         """The same memory with these last tokens."""
         return Memory(self.layers, self.valid, self.zero_filled, tokens)
 
+    def with_valid(self, valid: Int[Tensor, " B"]) -> Memory:
+        """The same memory with another `valid`."""
+        return Memory(self.layers, valid, self.zero_filled, self.tokens)
+
     def select(self, rows: Int[Tensor, " R"] | slice) -> Memory:
         """The given rows (streams), in the given order."""
         valid, tokens = (None if x is None else x[rows] for x in (self.valid, self.tokens))
@@ -93,6 +97,17 @@ class Memory(NamedTuple):
             layers = tuple(x.masked_fill(marked[:, None, None], 0) for x in self.layers)
             return Memory(layers, self.valid, True, tokens)
         return Memory(self.layers, self.counts.masked_fill(marked, 0), False, tokens)
+
+
+def first_keys(memory: int, valid: Valid, begins: Bool[Tensor, "B T"] | None) -> First:
+    """The first key that each query sees after `memory` positions, of which `valid` count. Where a token of the segment
+    `begins` a document, it and what follows see nothing before it."""
+    start = None if valid is None else memory - valid[:, None]
+    if begins is None:
+        return start
+    own = torch.arange(memory, memory + begins.shape[1], device=begins.device)
+    first = own.where(begins, 0).cummax(1).values
+    return first if start is None else torch.maximum(first, start)
 
 
 def reset_tokens(tokens: Int[Tensor, "B L"] | None, rows: Bool[Tensor, " B"]) -> Int[Tensor, "B L"] | None:

@@ -17,6 +17,8 @@ Keys = Float[Tensor, "B H S K"]
 """Keys or values of memory and segment."""
 Valid = Int[Tensor, " B"] | None
 """Positions of memory that count in each row; None: all. See `Memory`."""
+First = Int[Tensor, "B #T"] | None
+"""The first key that each query sees, or all queries of a row; None: 0. See `ops.relative_attention`."""
 Layer = TypeVar("Layer", bound=nn.Module)
 
 ROWS = 16

@@ -246,6 +246,8 @@ class Step:
     def inputs(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
         """What the backbone reads of the next token of each row."""
         x = self.model.embedding(ids)
+        if self.model.config.document_end is not None:
+            self.vectors.reset(ids[:, 0] == self.model.config.document_end)
         if self.model.ngrams is not None and self.tokens is not None:
             tokens = torch.cat([self.tokens, ids], 1)
             x = x + self.model.ngrams(tokens, 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import TypeVar
@@ -29,8 +29,8 @@ from .attention import Positions, Projected, RelativeMultiheadAttention, sinusoi
 from .gates import build_join
 from .inference import KVCache, check_state
 from .inputs import check_vectors
-from .memory import Memory
-from .modules import Ids, Layers, RowLinear, Valid, Vectors
+from .memory import Memory, first_keys
+from .modules import First, Ids, Layers, RowLinear, Valid, Vectors
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
 
@@ -74,10 +74,10 @@ class DecoderLayer(nn.Module):
         positions: Positions | None,
         *,
         attn_len: int | None = None,
-        valid: Valid = None,
+        first: First = None,
     ) -> Vectors:
-        """`past`: this layer's earlier inputs, or their keys and values. For `attn_len` and `valid` see the op."""
-        return self.feed_forward(self.attention(x, past, positions, attn_len, valid))
+        """`past`: this layer's earlier inputs, or their keys and values. For `attn_len` and `first` see the op."""
+        return self.feed_forward(self.attention(x, past, positions, attn_len, first))
 
 
 class TransformerXLBackbone(nn.Module):
@@ -124,17 +124,23 @@ class TransformerXLBackbone(nn.Module):
     def add_weights(self, config: TransformerXLConfig) -> None:
         """Weights of a subclass. Here there are none."""
 
-    def forward(self, x: Vectors, memory: State | None, lengths: Lengths) -> tuple[list[Vectors], State]:
+    def forward(
+        self, x: Vectors, memory: State | None, lengths: Lengths, begins: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[list[Vectors], State]:
         """The output of every layer, and the memory for the next segment.
 
         The call attends to the whole given memory (within `attn_len`). It returns the memory extended by this segment
-        and cut to `mem_len`. `final_norm` applies to the last output only.
+        and cut to `mem_len`. `final_norm` applies to the last output only. Where a vector `begins` a document or
+        episode, it and what follows see nothing before it, as after `memory.reset`.
         """
         check_vectors(x, self.like)
         state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
         state = state.grow_to(lengths.mem_len) if self.config.zero_memory else state
         x = self.dropout(x)
+        if begins is not None and self.config.zero_memory:
+            raise Mistake("begins must be left out with zero_memory, whose zeros would come before each document.")
+        first = first_keys(state.length, state.valid, begins if x.shape[1] else None)
         pasts, positions = self.context(state, x, lengths)
         recompute = self.recompute and torch.is_grad_enabled()
         inputs, outputs = [], []
@@ -142,15 +148,19 @@ class TransformerXLBackbone(nn.Module):
             x = self.layer_input(number, x, state.valid)
             inputs.append(x)
             read = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
-            x = read(x, past, own, attn_len=lengths.attn_len, valid=state.valid)
+            x = read(x, past, own, attn_len=lengths.attn_len, first=first)
             outputs.append(x)
         if self.final_norm is not None:
             outputs[-1] = self.final_norm(x)
+        if begins is not None and first is not None:  # what is before the last document counts no more
+            state = state.with_valid(state.length - first[:, -1])
         return outputs, self.remember(state, inputs, lengths)
 
     if TYPE_CHECKING:
 
-        def __call__(self, x: Tensor, memory: State | None, lengths: Lengths) -> tuple[list[Vectors], State]: ...
+        def __call__(
+            self, x: Tensor, memory: State | None, lengths: Lengths, begins: Tensor | None = None
+        ) -> tuple[list[Vectors], State]: ...
 
     def context(
         self, state: Memory | KVCache, x: Vectors, lengths: Lengths
@@ -311,7 +321,10 @@ class TransformerXL(nn.Module):
             state: Any = self.empty_memory(len(ids), lengths) if memory is None else memory
             check_state(state, [self.config.d_model] * self.config.n_layer, x)
             x, memory = self.ngrams.add(x, ids, state, lengths.mem_len)
-        outputs, after = self.backbone(x, memory, lengths)
+        if self.config.document_end is None:
+            outputs, after = self.backbone(x, memory, lengths)
+        else:
+            outputs, after = self.backbone(x, memory, lengths, ids == self.config.document_end)
         return outputs, tables, after
 
     def set_ngram_dropout(self, share: float) -> None:

@@ -29,6 +29,7 @@ def relative_attention(
     attn_len: int | None = None,
     valid: Int[Tensor, " B"] | None = None,
     end: Int[Tensor, " B"] | None = None,
+    first: Int[Tensor, "B #T"] | None = None,
     causal: bool = True,
     look_ahead: int | None = None,
     dropout_p: float = 0.0,
@@ -49,6 +50,9 @@ def relative_attention(
         valid: for each row, the number of its newest memory positions that count, in [-T, M]. A negative number -n
             hides the row's first n tokens (left padding). None: all M.
         end: for each row, the number of its T new positions before the padding on the right, in [0, T]. None: all T.
+        first: for each query, or for all of a row, the first key that it sees, from 0: where its document or episode
+            begins. It counts as at least that of the query before it. With `causal` False a later key is hidden if it
+            does not see the query.
         look_ahead: with `causal` False, the number of keys after its own that a query sees; None: all.
         dropout_p: dropout on the probabilities.
         scale: None is 1 / sqrt(K).
@@ -61,7 +65,7 @@ def relative_attention(
         ValueError: shapes that do not fit, arguments out of range, or no such backend.
     """
     later = 0 if causal else q.shape[2] - 1
-    _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, later)
+    _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, first, later)
     if attn_len is not None and attn_len < 1:
         raise Mistake(f"attn_len must be at least 1, because a query sees itself; got {attn_len}.")
     if look_ahead is not None and (causal or look_ahead < 0):
@@ -89,11 +93,11 @@ def relative_attention(
     ahead = later if look_ahead is None else min(look_ahead, later)
     r = r[:, : r.shape[1] - (later - ahead)]
     r, content_bias, position_bias = (x.to(q.dtype) for x in (r, content_bias, position_bias))
-    mask = Mask(attn_len, valid, ahead, end)
+    mask = Mask.of(k.shape[2] - q.shape[2], attn_len, valid, ahead=ahead, end=end, first=first)
     return BACKENDS[name](Call(q, k, v, r, content_bias, position_bias, mask, dropout_p, factor))
 
 
-def _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, later: int) -> None:
+def _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, first, later: int) -> None:
     if not isinstance(q, Tensor) or q.ndim != 4:
         raise Mistake(f"q must be a tensor of 4 dimensions, got {_described(q)}.")
     B, H, T, K = q.shape
@@ -107,9 +111,12 @@ def _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, later: in
         "position_bias": (position_bias, (H, K)),
         "valid": (valid, (B,)),
         "end": (end, (B,)),
+        "first": (first, (B, T)),
     }
+    if isinstance(first, Tensor) and first.shape == (B, 1):
+        del expected["first"]
     for name, (given, shape) in expected.items():
-        missing = given is None and name in ("valid", "end")
+        missing = given is None and name in ("valid", "end", "first")
         if not missing and (not isinstance(given, Tensor) or tuple(given.shape) != shape):
             raise Mistake(f"{name} must be a tensor {shape} to fit q {tuple(q.shape)}, got {_described(given)}.")
 

@@ -86,6 +86,8 @@ def _blocks(H: int, B: int, T: int, S: int, mask: Mask) -> Iterator[_Block]:
                 own, end = S - T + query, min(query + t, T)
                 first = 0 if attn_len is None else max(0, own + 1 - attn_len)
                 heads, rows = slice(head, min(head + h, H)), slice(row, min(row + b, B))
+                bound = mask.part(0, rows, slice(query, end)).first
+                first = first if bound is None else max(first, min(own, int(bound.min())))
                 keys = slice(first, min(S - T + end + mask.ahead, S))
                 yield _Block(heads, rows, slice(query, end), keys, own - first, min(mask.ahead, T - 1 - query))
 
@@ -105,14 +107,15 @@ class _ChunkedAttention(torch.autograd.Function):
         for number, block in enumerate(work.blocks):
             probability = work.apply_dropout(work.probability(block), work.keep(block, number))
             block.put(torch.bmm(probability, block.cut(v, block.keys)), out)
-        return without_padding(out if options.dropout_p == 0 else out.mul_(1 / (1 - options.dropout_p)), mask)
+        out = out if options.dropout_p == 0 else out.mul_(1 / (1 - options.dropout_p))
+        return without_padding(out, k.shape[2] - out.shape[2], mask)
 
     @staticmethod
     @first_derivative
     def backward(ctx, d_out: Tensor):
         content_q, position_q, k, v, r = ctx.saved_tensors
         mask = ctx.options.mask
-        d_out = without_padding(d_out / (1 - ctx.options.dropout_p), mask)
+        d_out = without_padding(d_out / (1 - ctx.options.dropout_p), k.shape[2] - d_out.shape[2], mask)
         d_content_q, d_position_q = torch.empty_like(content_q), torch.empty_like(position_q)
         d_k, d_v, d_r = (x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v, r))
         work = _Work(content_q, position_q, k, r, ctx.options)
@@ -177,7 +180,9 @@ class _Work:
         torch.bmm(block.by_head(self.position_q), self.r[block.heads, self.distances(block)].mT, out=product)
         score += shifted_view(product, score.shape, block.memory, block.ahead)
         rows = product.shape[1] // score.shape[1]
-        mask = self.options.mask.from_query(block.queries.start, block.rows)
+        mask = self.options.mask.part(block.keys.start, block.rows, block.queries)
+        if mask.first is not None and mask.first.max() <= 0:  # it hides none of the block's keys
+            mask = mask._replace(first=None)
         mask_wrapped(score.unflatten(0, (-1, rows)), block.memory, mask)
         return torch.softmax(score, -1, out=self.buffer("probability", score.shape))
 

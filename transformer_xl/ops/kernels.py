@@ -187,46 +187,49 @@ def _product(rows, columns, PRECISION: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _queries(start, end, begin, H, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr):
-    """A program's block of queries: `_program`, and the keys [low, high) that they may see."""
+def _queries(first_keys, until_keys, begin, H, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A program's block of queries: `_program`, and the keys [low, high) that some of them see."""
     head, b, h, first = _program(T, begin, H, BLOCK)
     first = (tl.cdiv(T, BLOCK) - 1) * BLOCK - first  # the longest rows start first
-    low = tl.maximum(S - T + first - window + 1, 0)
-    if start is not None:
-        low = tl.maximum(low, tl.load(start + b))
-    high = S - T + first + BLOCK
+    low, _ = _seen_keys(first_keys, None, b, first, T, S, window, ahead, BOTH)
+    _, high = _seen_keys(None, until_keys, b, tl.minimum(first + BLOCK, T) - 1, T, S, window, ahead, BOTH)
+    return head, b, h, first, tl.maximum(low, 0), high
+
+
+@triton.jit
+@no_type_check
+def _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH: tl.constexpr):
+    """The keys [low, high) that query i sees: as stored for each query, or else by the window and what is ahead. Both
+    grow with the query. A query from T on sees none or has no influence."""
+    low = S - T + i - window + 1
+    if first_keys is not None:
+        low = tl.load(first_keys + b * T + i, mask=i < T, other=S)
+    high = S - T + i + 1
     if BOTH:
-        high += ahead
-        if end is not None:
-            high = tl.minimum(high, tl.load(end + b))
-    return head, b, h, first, low, tl.minimum(high, S)
+        high = tl.minimum(high + ahead, S)
+        if until_keys is not None:
+            high = tl.load(until_keys + b * T + i, mask=i < T, other=S)
+    return low, high
 
 
 @triton.jit
 @no_type_check
-def _seen(i, j, oldest, newest, T, S, window, ahead, BOTH: tl.constexpr):
-    """Whether query i sees key j. The keys [oldest, newest) are no padding."""
-    own = S - T + i
-    last = tl.minimum(own + ahead, newest - 1) if BOTH else own
-    return (j <= last) & (j >= tl.maximum(own - window + 1, oldest))
-
-
-@triton.jit
-@no_type_check
-def _hides(query, key, oldest, newest, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr):
+def _hides(
+    first_keys, until_keys, b, query, key, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Whether in the tile from this query and key on some query does not see some key. Most tiles need no mask.
 
     Whether it is worth to ask, BRANCH, depends on the card.
     """
-    own = S - T + query
-    last = own + ahead if BOTH else own
-    return (key < tl.maximum(own + BLOCK - window, oldest)) | (key + BLOCK > tl.minimum(last + 1, newest))
+    low, _ = _seen_keys(first_keys, None, b, tl.minimum(query + BLOCK, T) - 1, T, S, window, ahead, BOTH)
+    _, high = _seen_keys(None, until_keys, b, query, T, S, window, ahead, BOTH)
+    return (key < low) | (key + BLOCK > high)
 
 
 @triton.jit
 @no_type_check
 def _scores(
-    content_q, position_q, near, k_rows, r, r_s, first, key, low, high, T, S, window, ahead, factor,
+    content_q, position_q, near, k_rows, r, r_s, first_keys, until_keys, b, first, key, T, S, window, ahead, factor,
     BOTH: tl.constexpr, PRECISION: tl.constexpr, BRANCH: tl.constexpr,
     K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -238,21 +241,22 @@ def _scores(
     i = first + tl.arange(0, BLOCK)[:, None]
     j = key + tl.arange(0, BLOCK)[None, :]
     score *= factor
-    if _hides(first, key, low, high, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
-        score = tl.where(_seen(i, j, low, high, T, S, window, ahead, BOTH), score, float("-inf"))
+    if _hides(first_keys, until_keys, b, first, key, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
+        low, high = _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH)
+        score = tl.where((j >= low) & (j < high), score, float("-inf"))
     return score, i, j, far
 
 
 @_jit
 @no_type_check
 def forward(
-    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale, out, lse,
     BOTH: tl.constexpr, PRECISION: tl.constexpr, BRANCH: tl.constexpr,
     DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: `out` [B, T, H, K] and `lse` [B, H, T], in base 2."""
-    head, b, h, first, low, high = _queries(start, end, begin, H, T, S, window, ahead, BOTH, BLOCK)
+    head, b, h, first, low, high = _queries(first_keys, until_keys, begin, H, T, S, window, ahead, BOTH, BLOCK)
     q, k, v, r = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
     q_rows = _load(q, first, 0, T, q_t, BLOCK, K, BLOCK_K)
     content_q = q_rows + _load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
@@ -265,7 +269,7 @@ def forward(
     for key in range(low, high, BLOCK):
         k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
         score, i, j, near = _scores(
-            content_q, position_q, near, k_rows, r, r_s, first, key, low, high,
+            content_q, position_q, near, k_rows, r, r_s, first_keys, until_keys, b, first, key,
             T, S, window, ahead, factor, BOTH, PRECISION, BRANCH, K, BLOCK_K, BLOCK,
         )  # fmt: skip
         before = largest
@@ -290,7 +294,7 @@ def forward(
 @_jit
 @no_type_check
 def backward_delta(
-    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, out, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
@@ -309,7 +313,7 @@ def backward_delta(
 @_jit
 @no_type_check
 def backward_keys(
-    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_k, d_v, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, BRANCH: tl.constexpr,
@@ -325,11 +329,14 @@ def backward_keys(
     d_out += b * o_b + h * o_h
     lse, delta = lse + head * T, delta + head * T
     d_scores += (head - begin * H) * T * width
-    oldest, newest = _padding(start, end, b, S)
+    oldest, newest = _row_keys(first_keys, until_keys, b, T, S)
     low = tl.maximum(tl.maximum(first, oldest) - (S - T) - (ahead if BOTH else 0), 0)
-    hidden = (first + BLOCK <= oldest) | (first >= newest) if BOTH else first + BLOCK <= oldest
+    high = tl.minimum(first + BLOCK - 1 - (S - T) + window, T)
+    if first_keys is not None:  # documents that begin later do not see this block
+        high = _count(first_keys + b * T, first + BLOCK, T, BLOCK)
+    if until_keys is not None:  # nor do those that end before it
+        low = _count(until_keys + b * T, first + 1, T, BLOCK)
     low = low // BLOCK * BLOCK
-    high = tl.where(hidden, low, tl.minimum(first + BLOCK - 1 - (S - T) + window, T))
     k_rows = _load(k, first, oldest, newest, k_s, BLOCK, K, BLOCK_K)
     v_rows = _load(v, first, oldest, newest, v_s, BLOCK, K, BLOCK_K)
     row = tl.arange(0, BLOCK)[:, None]
@@ -353,8 +360,9 @@ def backward_keys(
         d_probability = _product(d_out_rows, v_rows, PRECISION)
         lse_row = tl.load(lse + i, mask=i < T, other=float("inf"))
         score -= lse_row
-        if _hides(query, first, oldest, newest, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
-            score = tl.where(_seen(i, j, oldest, newest, T, S, window, ahead, BOTH), score, float("-inf"))
+        if _hides(first_keys, until_keys, b, query, first, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
+            begin_keys, end_keys = _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH)
+            score = tl.where((j >= begin_keys) & (j < end_keys), score, float("-inf"))
         probability = tl.exp2(score)
         dropped = probability
         if DROPOUT:
@@ -375,13 +383,13 @@ def backward_keys(
 @_jit
 @no_type_check
 def backward_queries(
-    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_q, d_bias, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of queries: `d_q` [B, T, H, K], and a part of the biases' gradients, `d_bias` [B, H, blocks, 2, K]."""
-    head, b, h, first, low, high = _queries(start, end, begin, H, T, S, window, ahead, BOTH, BLOCK)
+    head, b, h, first, low, high = _queries(first_keys, until_keys, begin, H, T, S, window, ahead, BOTH, BLOCK)
     k, r = k + b * k_b + h * k_h, r + h * r_h
     d_scores += (head - begin * H) * T * width
     R = _distances(S, ahead, BOTH)
@@ -393,8 +401,10 @@ def backward_queries(
         d_score = tl.load(d_scores + i.to(tl.int64) * width + key + column, mask=i < T, other=0.0)
         k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
         d_content = tl.dot(d_score, k_rows, d_content, input_precision=PRECISION)
+    oldest, newest = _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH)
     for distance in range(T - BLOCK - first + low, tl.minimum(T - 1 - first + high, R), BLOCK):
-        d_score = _stored(d_scores, i, distance + column - (T - 1) + i, low, high, T, S, window, ahead, width, BOTH)
+        j = distance + column - (T - 1) + i
+        d_score = _stored(d_scores, i, j, oldest, newest, T, width)
         r_rows = _load(r, distance, 0, R, r_s, BLOCK, K, BLOCK_K)
         d_position = tl.dot(d_score, r_rows, d_position, input_precision=PRECISION)
     own = (b * T * H + h) * K
@@ -409,7 +419,7 @@ def backward_queries(
 @_jit
 @no_type_check
 def backward_distances(
-    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_r, parts, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
@@ -425,33 +435,45 @@ def backward_distances(
     for each in range(begin + part, end_row, parts):
         b = tl.cast(each, tl.int64)
         scores = d_scores + ((b - begin) * H + h) * T * width
-        oldest, newest = _padding(start, end, b, S)
+        oldest, newest = _row_keys(first_keys, until_keys, b, T, S)
         low = tl.maximum(oldest + T - BLOCK - first, 0)
         high = tl.where(first + BLOCK <= S - window, low, tl.minimum(newest + T - 1 - first, T) if BOTH else T)
         for query in range(low, high, BLOCK):
             i = query + row
             position_q = _load(q + b * q_b + h * q_h, query, low, high, q_t, BLOCK, K, BLOCK_K) + bias_row
             j = first + column - (T - 1) + i
-            d_score = _stored(scores, i, j, oldest, newest, T, S, window, ahead, width, BOTH)
+            begin_keys, end_keys = _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH)
+            d_score = _stored(scores, i, j, begin_keys, end_keys, T, width)
             d_row = tl.dot(tl.trans(d_score), position_q, d_row, input_precision=PRECISION)
     _store(d_r + (part * R * H + h) * K, first, R, H * K, d_row * scale, BLOCK, K, BLOCK_K)
 
 
 @triton.jit
 @no_type_check
-def _padding(start, end, b, S):
-    """The keys [oldest, newest) of a row are no padding."""
+def _row_keys(first_keys, until_keys, b, T, S):
+    """Keys [oldest, newest): no query of the row sees others."""
     oldest, newest = 0, S
-    if start is not None:
-        oldest = tl.load(start + b)
-    if end is not None:
-        newest = tl.load(end + b)
+    if first_keys is not None:
+        oldest = tl.maximum(tl.load(first_keys + b * T), 0)
+    if until_keys is not None:
+        newest = tl.load(until_keys + b * T + T - 1)
     return oldest, newest
 
 
 @triton.jit
 @no_type_check
-def _stored(d_scores, i, j, oldest, newest, T, S, window, ahead, width, BOTH: tl.constexpr):
-    """Elements of what `backward_keys` wrote, 0 where a query does not see a key."""
-    seen = _seen(i, j, oldest, newest, T, S, window, ahead, BOTH) & (i < T)
+def _count(numbers, below, T, BLOCK: tl.constexpr):
+    """How many of T numbers are less than `below`."""
+    count = 0
+    for start in range(0, T, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        count += tl.sum((tl.load(numbers + i, mask=i < T, other=below) < below).to(tl.int32), 0)
+    return count
+
+
+@triton.jit
+@no_type_check
+def _stored(d_scores, i, j, low, high, T, width):
+    """Elements of what `backward_keys` wrote, 0 where a query does not see a key: it sees [low, high)."""
+    seen = (j >= tl.maximum(low, 0)) & (j < high) & (i < T)
     return tl.load(d_scores + i.to(tl.int64) * width + j, mask=seen, other=0.0)

@@ -11,33 +11,60 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
+Bounds = Int[Tensor, "B #T"] | None
+"""A key for each row, or for each query of each row; None: no bound."""
+
+
 class Mask(NamedTuple):
-    """The keys that each query sees; see `relative_attention`."""
+    """The keys that each query sees. Keys count from 0, memory first."""
 
     attn_len: int | None = None
-    valid: Int[Tensor, " B"] | None = None
+    """Number of keys up to its own that a query sees; None: all."""
     ahead: int = 0
     """Number of keys after its own that a query sees; 0: causal."""
-    end: Int[Tensor, " B"] | None = None
+    first: Bounds = None
+    """The first key that counts. Queries before it are padding and see none."""
+    until: Bounds = None
+    """The key after the last that counts. Queries from it on are padding and see none."""
+
+    @classmethod
+    def of(
+        cls,
+        memory: int,
+        attn_len: int | None = None,
+        valid: Int[Tensor, " B"] | None = None,
+        *,
+        ahead: int = 0,
+        end: Int[Tensor, " B"] | None = None,
+        first: Bounds = None,
+    ) -> Mask:
+        """The mask of `relative_attention` with these arguments, after `memory` keys."""
+        start: Bounds = None if valid is None else memory - valid[:, None]
+        until: Bounds = None if end is None else memory + end[:, None]
+        if first is not None:
+            first = first.cummax(1).values if first.shape[1] > 1 else first
+            start = first if start is None else torch.maximum(first, start)
+            if ahead and start.shape[1] > 1:  # until the first query that does not see this one
+                own = torch.arange(memory, memory + start.shape[1], dtype=start.dtype, device=start.device)
+                later = memory + torch.searchsorted(start, own.expand_as(start).contiguous(), right=True)
+                until = later if until is None else torch.minimum(later, until)
+        return cls(attn_len, ahead, start, until)
 
     def window(self, keys: int) -> int:
         """The number of keys up to its own that a query sees, of all `keys`."""
         return keys if self.attn_len is None else min(self.attn_len, keys)
 
-    def bounds(self, memory: int) -> tuple[Tensor | None, Tensor | None]:
-        """Of each row the first key that is no padding, and the first of the padding on the right; None: no padding."""
-        start = None if self.valid is None else memory - self.valid
-        return start, None if self.end is None else memory + self.end
-
-    def from_query(self, start: int, rows: slice) -> Mask:
-        """The mask of the queries from `start` on, for some rows."""
-        valid = None if self.valid is None else self.valid[rows] + start
-        end = None if self.end is None else self.end[rows] - start
-        return self._replace(valid=valid, end=end)
+    def part(self, key: int, rows: slice = slice(None), queries: slice = slice(None)) -> Mask:
+        """The mask of some rows and queries, and of the keys from `key` on."""
+        bounds = (
+            each if each is None else each[rows, queries if each.shape[1] > 1 else slice(None)] - key
+            for each in (self.first, self.until)
+        )
+        return Mask(self.attn_len, self.ahead, *bounds)
 
 
 def visible(
-    queries: int, keys: int, mask: Mask, *, device: torch.device | str | None = None
+    queries: int, keys: int, mask: Mask, memory: int | None = None, *, device: torch.device | str | None = None
 ) -> Bool[Tensor, "#B 1 T S"]:
     """Which of S = M + T keys each of T queries sees; for T = 3 after M = 2, plain, with attn_len 2, with ahead 1:
 
@@ -45,31 +72,31 @@ def visible(
         1 1 1 1 0        0 0 1 1 0        1 1 1 1 1
         1 1 1 1 1        0 0 0 1 1        1 1 1 1 1
 
-    `valid` and `end` hide padding, which also sees no key itself.
+    `first` and `until` hide padding and other documents. `memory` is M if the last keys are missing.
     """
-    memory = keys - queries
+    memory = keys - queries if memory is None else memory
     i = torch.arange(queries, device=device)[:, None] + memory
     j = torch.arange(keys, device=device)
     seen = j <= i + mask.ahead
     if mask.attn_len is not None:
         seen = seen & (j > i - mask.attn_len)
     seen = seen[None, None]
-    start, end = (each if each is None else each[:, None, None, None] for each in mask.bounds(memory))
-    if start is not None:
-        seen = seen & (j >= start) & (i >= start)
-    if end is not None:
-        seen = seen & (j < end) & (i < end)
+    if mask.first is not None:
+        first = mask.first[:, None, :, None]
+        seen = seen & (j >= first) & (i >= first)
+    if mask.until is not None:
+        until = mask.until[:, None, :, None]
+        seen = seen & (j < until) & (i < until)
     return seen
 
 
-def without_padding(out: Float[Tensor, "H B T K"], mask: Mask) -> Float[Tensor, "H B T K"]:
-    """`out` with 0 where a row's first or last tokens are padding."""
-    i = torch.arange(out.shape[2], device=out.device)
-    start, end = mask.bounds(0)
-    if start is not None:
-        out = out.masked_fill((i < start[:, None])[:, :, None], 0.0)
-    if end is not None:
-        out = out.masked_fill((i >= end[:, None])[:, :, None], 0.0)
+def without_padding(out: Float[Tensor, "H B T K"], memory: int, mask: Mask) -> Float[Tensor, "H B T K"]:
+    """`out` with 0 for queries that are padding; `memory` keys are before the first query's own."""
+    own = torch.arange(memory, memory + out.shape[2], device=out.device)
+    if mask.first is not None:
+        out = out.masked_fill((own < mask.first)[..., None], 0.0)
+    if mask.until is not None:
+        out = out.masked_fill((own >= mask.until)[..., None], 0.0)
     return out
 
 
@@ -78,6 +105,9 @@ def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> 
     """Set hidden scores to the lowest number of the dtype, in place; `memory` keys are before the first query's own."""
     T, S = shifted.shape[2:]
     lowest, device = torch.finfo(shifted.dtype).min, shifted.device
+    if any(bound is not None and bound.shape[1] > 1 for bound in (mask.first, mask.until)):
+        shifted.masked_fill_(~visible(T, S, mask, memory, device=device)[:, 0], lowest)
+        return
     later = shifted[..., memory + mask.ahead + 1 :]
     if later.shape[-1]:
         hidden = torch.ones(later.shape[-2:], dtype=torch.bool, device=device).triu_()
@@ -87,11 +117,10 @@ def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> 
         hidden = torch.ones(edge.shape[-2:], dtype=torch.bool, device=device).tril_(memory - mask.attn_len)
         edge.masked_fill_(hidden, lowest)
     j = torch.arange(S, device=device)
-    start, end = mask.bounds(memory)
-    if start is not None:
-        shifted.masked_fill_((j < start[:, None])[:, None], lowest)
-    if end is not None:
-        shifted.masked_fill_((j >= end[:, None])[:, None], lowest)
+    if mask.first is not None:
+        shifted.masked_fill_(j < mask.first[..., None], lowest)
+    if mask.until is not None:
+        shifted.masked_fill_(j >= mask.until[..., None], lowest)
 
 
 ALIGNED = 32

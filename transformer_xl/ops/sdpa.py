@@ -20,8 +20,8 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     B, H, T, K = q.shape
     if mask.attn_len is not None:  # drop the keys that no query sees
-        reached = mask.attn_len - 1 + T
-        k, v = k[:, :, -reached:], v[:, :, -reached:]
+        dropped = max(k.shape[2] - (mask.attn_len - 1 + T), 0)
+        k, v, mask = k[:, :, dropped:], v[:, :, dropped:], mask.part(dropped)
     S = k.shape[2]
     seen = mask.window(S)
     position_q = ((q + position_bias[:, None]) * scale).transpose(0, 1).reshape(H, B * T, K)
@@ -33,9 +33,9 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
             with torch.no_grad():
                 position[..., : -(seen + mask.ahead)] = torch.finfo(q.dtype).min
         shifted = shifted_view(position, (H * B, T, S), S - T, mask.ahead).unflatten(0, (H, B))
-    padded = mask.valid is not None or mask.end is not None
+    padded = mask.first is not None or mask.until is not None
     if seen > S - T + 1 or padded:  # otherwise the window of the first query hides all that wraps
         mask_wrapped(shifted, S - T, mask._replace(attn_len=None))
     content_q = q + content_bias[:, None]
     out = F.scaled_dot_product_attention(content_q, k, v, shifted.transpose(0, 1), dropout_p, scale=scale)
-    return without_padding(out.transpose(0, 1), mask).transpose(0, 1)
+    return without_padding(out.transpose(0, 1), S - T, mask).transpose(0, 1)

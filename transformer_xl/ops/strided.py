@@ -26,8 +26,8 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     B, H, T, K = q.shape
     if mask.attn_len is not None:  # drop the keys that no query sees
-        reached = mask.attn_len - 1 + T
-        k, v = k[:, :, -reached:], v[:, :, -reached:]
+        dropped = max(k.shape[2] - (mask.attn_len - 1 + T), 0)
+        k, v, mask = k[:, :, dropped:], v[:, :, dropped:], mask.part(dropped)
     S = k.shape[2]
     q_HBTK = (q * scale).transpose(0, 1)
     content_q = (q_HBTK + (content_bias * scale)[:, None, None]).reshape(H * B, T, K)
@@ -41,4 +41,4 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     score = torch.baddbmm(shifted.flatten(0, 1), content_q, k.transpose(0, 1).reshape(H * B, S, K).mT)
     probability = dropout(score.softmax(-1), dropout_p)
     out = torch.bmm(probability, v.transpose(0, 1).reshape(H * B, S, K)).view(H, B, T, K)
-    return without_padding(out, mask).transpose(0, 1)
+    return without_padding(out, S - T, mask).transpose(0, 1)

@@ -53,6 +53,8 @@ class Case:
     causal: bool = True
     look_ahead: int | None = None
     end: tuple[int, ...] | None = None
+    begins: tuple[tuple[int, ...], ...] | None = None
+    """For each row, the queries with which a document begins."""
 
     @property
     def later(self) -> int:
@@ -101,6 +103,20 @@ CASES = {
     "both directions, window": Case(causal=False, attn_len=5, strided=True),
     "both directions, window without memory": Case(queries=11, memory=0, causal=False, attn_len=3),
     "both directions, beyond a block": Case(67, 37, causal=False, valid=(37, -43), end=(67, 53), batch=2, head_size=37),
+    "documents": Case(begins=((0,), (3, 4), ())),
+    "documents in each position": Case(begins=(tuple(range(7)), (6,), (1,)), strided=True),
+    "documents and window": Case(begins=((2, 5), (0, 3), (6,)), attn_len=4, valid=(11, 2, 0)),
+    "documents without memory": Case(memory=0, begins=((0, 3), (5,), (2,)), valid=(0, -4, 0)),
+    "document in one step": Case(queries=1, begins=((0,), (), (0,))),
+    "documents beyond a block": Case(131, 71, begins=((0, 67, 90), (5,), (127,)), valid=(71, 13, -3), head_size=17),
+    "documents, both directions": Case(causal=False, begins=((0, 2, 5), (3,), ())),
+    "documents, both directions, padding": Case(
+        causal=False, begins=((2,), (5,), (1, 4)), end=(7, 6, 5), valid=(3, -1, 0)
+    ),
+    "documents, look-ahead": Case(causal=False, look_ahead=2, attn_len=4, begins=((2,), (5, 6), (1, 4))),
+    "documents, both directions, beyond a block": Case(
+        101, 37, causal=False, begins=((3, 64, 90), (50,)), valid=(37, -2), end=(101, 83), head_size=17, batch=2
+    ),
     "look-ahead beyond a block": Case(101, 37, causal=False, look_ahead=19, attn_len=31, head_size=17, batch=2),
 }
 
@@ -139,7 +155,12 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int =
 def masks(case: Case, device: str = "cpu") -> Arguments:
     """The keyword arguments of the call besides dropout and backend."""
     valid, end = (None if rows is None else torch.tensor(rows, device=device) for rows in (case.valid, case.end))
+    first = None if case.begins is None else torch.zeros(case.batch, case.queries, dtype=torch.long)
+    for row, queries in enumerate(case.begins or ()):
+        for query in queries:
+            first[row, query:] = case.memory + query
     found = {"attn_len": case.attn_len, "valid": valid, "end": end, "scale": case.scale}
+    found["first"] = None if first is None else first.to(device)
     return found | {"causal": case.causal, "look_ahead": case.look_ahead}
 
 
@@ -147,7 +168,9 @@ def visible(case: Case, device: str = "cpu") -> Bool[Tensor, "B T S"]:
     """The keys that each query sees."""
     given, keys = masks(case, device), case.memory + case.queries
     ahead = case.later if case.look_ahead is None else case.look_ahead
-    seen = keys_seen(case.queries, keys, Mask(case.attn_len, given["valid"], ahead, given["end"]), device=device)
+    valid, end, first = given["valid"], given["end"], given["first"]
+    mask = Mask.of(case.memory, case.attn_len, valid, ahead=ahead, end=end, first=first)
+    seen = keys_seen(case.queries, keys, mask, device=device)
     return seen[:, 0].expand(case.batch, -1, -1)
 
 

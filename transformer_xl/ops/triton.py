@@ -146,10 +146,10 @@ def _even(x: Tensor) -> Tensor:
 @no_type_check
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
-    start: Tensor | None, end: Tensor | None, seed: Tensor | None, window: int, scale: float, dropout_p: float,
+    first: Tensor | None, until: Tensor | None, seed: Tensor | None, window: int, scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The result [B, T, H, K], and the logarithms of the softmax's sums [B, H, T]."""
-    inputs = *map(_even, (q, k, v, r)), content_bias.contiguous(), position_bias.contiguous(), start, end
+    inputs = *map(_even, (q, k, v, r)), content_bias.contiguous(), position_bias.contiguous(), first, until
     out, lse = _empty_results(q)
     _launch("forward", q.shape[2], inputs, _numbers(q, k, r, window, scale, dropout_p, seed), out, lse)
     return out, lse
@@ -165,10 +165,10 @@ def _empty_results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def _attend_backward(
     d_out: Tensor, out: Tensor, lse: Tensor,
     q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
-    start: Tensor | None, end: Tensor | None, seed: Tensor | None, window: int, scale: float, dropout_p: float,
+    first: Tensor | None, until: Tensor | None, seed: Tensor | None, window: int, scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v [B, _, H, K], of r [R, H, K], and of the biases [H, 2, K], the last two in fp32."""
-    inputs = *map(_even, (q, k, v, r)), content_bias.contiguous(), position_bias.contiguous(), start, end
+    inputs = *map(_even, (q, k, v, r)), content_bias.contiguous(), position_bias.contiguous(), first, until
     (B, H, T, K), S, R = q.shape, k.shape[2], r.shape[1]
     d_out = _even(d_out.transpose(1, 2))
     d_q, d_k, d_v, d_r, _ = _empty_gradients(d_out, out, lse, q, k, v, r)
@@ -224,12 +224,17 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     if short := -K % 16:  # or Triton would not know that rows are aligned, and read number by number
         tensors = [F.pad(x, (0, short)) for x in tensors]
     q, k, v, r, content_bias, position_bias = tensors
-    S = k.shape[2]
-    r, memory = r[:, r.shape[1] - S - mask.ahead :], S - q.shape[2]
-    start, end = (each if each is None else each.to(torch.int32).contiguous() for each in mask.bounds(memory))
+    T, S = q.shape[2], k.shape[2]
+    r, window = r[:, r.shape[1] - S - mask.ahead :], mask.window(S)
+    first, until = mask.first, mask.until
+    if first is not None or until is not None:  # for each query all bounds together
+        own = torch.arange(S - T, S, device=q.device)
+        first = None if first is None else torch.maximum(first, own - (window - 1)).to(torch.int32)
+        until = None if until is None else torch.minimum(until, own + (mask.ahead + 1)).to(torch.int32)
     # On the device, so that each replay of a CUDA graph draws another.
     seed = torch.randint(2**31 - 1, (1,), dtype=torch.int32, device=q.device) if dropout_p else None
-    out, _ = _attend(q, k, v, r, content_bias, position_bias, start, end, seed, mask.window(S), scale, dropout_p)
+    out, _ = _attend(q, k, v, r, content_bias, position_bias, first, until, seed, window, scale, dropout_p)
     out = out.transpose(1, 2)[..., :K]
-    # A causal query that is padding on the left sees no key, and its result is 0 already.
-    return without_padding(out.transpose(0, 1), mask).transpose(0, 1) if mask.ahead or end is not None else out
+    if not mask.ahead and until is None:  # a causal query that is padding on the left sees no key, and its result is 0
+        return out
+    return without_padding(out.transpose(0, 1), S - T, mask).transpose(0, 1)

@@ -26,6 +26,13 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
             f"model.vocab_size must be {size}, the vocabulary size of the corpus {config.corpus.name}, got "
             f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
         )
+    end = corpus.vocab.end_of_documents(config.corpus.document_end)
+    if config.model.document_end not in (None, end) and end is not None:
+        raise Mistake(
+            f"model.document_end must be {end}, the id of corpus.document_end, got {config.model.document_end}. Leave "
+            "it out."
+        )
+    end = config.model.document_end if end is None else end
     chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
     train = replace(config.train, **chosen)
     if train.compile and train.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
@@ -35,7 +42,7 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
             "train.cuda_graph needs a CUDA device, model.kind = transformer-xl and no model.cutoffs, whose softmax "
             "waits for the device. Leave it out."
         )
-    return replace(config, model=replace(config.model, vocab_size=size), train=train)
+    return replace(config, model=replace(config.model, vocab_size=size, document_end=end), train=train)
 
 
 def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:

@@ -98,6 +98,7 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     if config.train.backend not in ("auto", chosen["backend"]["name"]) and ranks.first:
         print(f"train.backend is {chosen['backend']['name']}: {chosen['backend']['why']}.", file=sys.stderr)
     config = resolve_settings(config, corpus)
+    _check_document_end(config, corpus)
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if source is not None:
@@ -139,6 +140,17 @@ def _check_splits(config: RunConfig, corpus: Corpus) -> None:
         raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
 
 
+def _check_document_end(config: RunConfig, corpus: Corpus) -> None:
+    """Refuse a token that ends documents and does not occur: the model would never see an end."""
+    end, ids = config.model.document_end, corpus.split("train").ids
+    if end is not None and not any((ids[i : i + (1 << 24)] == end).any() for i in range(0, len(ids), 1 << 24)):
+        named = config.corpus.document_end or end
+        raise Mistake(
+            f"corpus.document_end must occur in the training split of {corpus.name}, and {named!r} does not. Name the "
+            "token that ends its documents, or leave it out."
+        )
+
+
 def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
     """`config` with the shape and the vocabulary of `source`, the checkpoint that the run starts from.
 
@@ -148,7 +160,8 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     theirs = load_config(source)
     dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
     counted = {name: getattr(theirs.corpus, name) for name in ("min_count", "bpe_size")}
-    corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, **counted)
+    end = config.corpus.document_end or theirs.corpus.document_end
+    corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, document_end=end, **counted)
     new = replace(config, model=replace(theirs.model, **dropouts), corpus=corpus)
     problems = Problems()
     for setting in origin.given:

@@ -26,7 +26,7 @@ from ...config.settings import Lengths, TransformerXLConfig
 from ...mistake import Mistake
 from ...ops.masks import Mask, visible, without_padding
 from ..attention import Positions, RelativeMultiheadAttention, sinusoids
-from ..modules import Keys, Queries, Valid, Vectors
+from ..modules import First, Keys, Queries, Valid, Vectors
 from ..transformer_xl import State, TransformerXLBackbone
 
 
@@ -36,17 +36,17 @@ class ContentAttention(RelativeMultiheadAttention):
     project_position: ClassVar[bool] = False
 
     def attend(
-        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, valid: Valid
+        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, first: First
     ) -> Queries:
         dropout_p = self.dropatt if self.training else 0.0
         queries, keys = q.shape[2], k.shape[2]
-        if valid is None and (attn_len is None or attn_len >= keys) and queries in (1, keys):
+        if first is None and (attn_len is None or attn_len >= keys) and queries in (1, keys):
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=queries > 1)
-        mask = Mask(attn_len, valid)
+        mask = Mask.of(keys - queries, attn_len, first=first)
         seen = visible(queries, keys, mask, device=q.device)
         seen = seen | ~seen.any(-1, keepdim=True)  # padding sees no key, and some kernels then return nan
         out = F.scaled_dot_product_attention(q, k, v, seen, dropout_p)
-        return without_padding(out.transpose(0, 1), mask).transpose(0, 1)
+        return without_padding(out.transpose(0, 1), keys - queries, mask).transpose(0, 1)
 
 
 class Absolute(TransformerXLBackbone):

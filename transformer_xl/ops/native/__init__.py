@@ -189,11 +189,11 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
     q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     S = k.shape[2]
-    memory, r = S - q.shape[2], r[:, r.shape[1] - S - mask.ahead :]
-    start, end = (each if each is None else each.long() for each in mask.bounds(memory))
+    r = r[:, r.shape[1] - S - mask.ahead :]
+    first, until = (each if each is None else each.long().expand(-1, q.shape[2]) for each in mask[2:])
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
     tensors = q, k, v, r, content_bias, position_bias
-    arguments = *tensors, start, end, mask.window(S), mask.ahead, scale, dropout_p, seed
+    arguments = *tensors, first, until, mask.window(S), mask.ahead, scale, dropout_p, seed
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return _NativeAttention.apply(*arguments)
     return _kernels().forward(False, *arguments)[0]

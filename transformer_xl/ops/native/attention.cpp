@@ -116,7 +116,7 @@ struct Heads {  // a tensor [B, H, L, K] or [H, L, K]
 
 struct Call {
   Tensor q, k, v, r, content_bias, position_bias;
-  std::optional<Tensor> start, end;
+  std::optional<Tensor> first, until;  // [B, T]
   int64_t window, ahead;
   double scale, dropout_p;
   int64_t seed;
@@ -138,10 +138,10 @@ struct Call {
   // The keys [low, high) that query i of row b sees.
   std::pair<int64_t, int64_t> seen(int64_t b, int64_t i) const {
     int64_t own = S - T + i;
-    int64_t first = start ? start->const_data_ptr<int64_t>()[b] : 0;
-    int64_t last = end ? end->const_data_ptr<int64_t>()[b] : S;
-    if (own < first || own >= last) return {0, 0};
-    return {std::max({first, own - window + 1, int64_t(0)}), std::min({last, own + ahead + 1, S})};
+    int64_t from = first ? first->const_data_ptr<int64_t>()[b * T + i] : 0;
+    int64_t to = until ? until->const_data_ptr<int64_t>()[b * T + i] : S;
+    if (own < from || own >= to) return {0, 0};
+    return {std::max({from, own - window + 1, int64_t(0)}), std::min({to, own + ahead + 1, S})};
   }
 };
 
@@ -354,10 +354,12 @@ void run_forward(const Call& call, const Tensor& out, float* lse) {
 
 using Given = std::optional<Tensor>;
 
-Call call_of(Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor position_bias, Given start, Given end,
+Call call_of(Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor position_bias, Given first, Given until,
              int64_t window, int64_t ahead, double scale, double dropout_p, int64_t seed, int64_t m, int64_t n) {
+  for (Given* each : {&first, &until})
+    if (*each) *each = (*each)->contiguous();
   return {ready(q), ready(k), ready(v), ready(r), content_bias.contiguous(), position_bias.contiguous(),
-          start,    end,      window,   ahead,    scale,                     dropout_p,
+          first,    until,    window,   ahead,    scale,                     dropout_p,
           seed,     m,        n};
 }
 

@@ -1,0 +1,141 @@
+"""Boundaries inside a segment: documents in one stream are read as each of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from small_models import VOCAB, small_backbone, small_model, vectors
+from torch import Tensor
+
+from transformer_xl.config.problems import WrongSettings
+from transformer_xl.config.settings import Lengths, TransformerXLConfig
+from transformer_xl.mistake import Mistake
+from transformer_xl.model.step import Step, VectorStep
+
+END, LENGTH = 3, 40
+STARTS = (0, 5, 6, 17, 33, LENGTH)
+CUTS = {
+    "segments of 7": range(0, LENGTH, 7),
+    "one segment": [0],
+    "at a boundary": [0, 6, 17, 20],
+    "tokens": range(LENGTH),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "n-grams and matches": {"ngrams": (2, 3, 5), "ngram_rows": 37, "ngram_width": 6, "matches": (1, 2)},
+    "QK-norm": {"qk_norm": True, "untie_r": True, "pre_lnorm": True},
+    "shaw": {"kind": "shaw", "positions": 9},
+}
+
+
+def stream(rows: int = 2) -> tuple[Tensor, Tensor]:
+    """Ids with ends of documents at `STARTS` in the first row and elsewhere in the others, and targets."""
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(END + 1, VOCAB, (rows, LENGTH), generator=generator)
+    ids[0, list(STARTS[1:-1])] = END
+    for row in range(1, rows):
+        ids[row, [2 * row + 7, 30]] = END
+    return ids, torch.randint(VOCAB, (rows, LENGTH), generator=generator)
+
+
+def read(model: Any, ids: Tensor, targets: Tensor, cuts: Sequence[int], lengths: Lengths) -> Tensor:
+    memory, nats = None, []
+    for start, end in pairwise([*cuts, ids.shape[1]]):
+        nll, memory = model(ids[:, start:end], targets[:, start:end], memory, lengths)
+        nats.append(nll)
+    return torch.cat(nats, 1)
+
+
+@pytest.mark.parametrize("backend", ["reference", "strided", "chunked", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cuts", CUTS)
+def test_a_packed_row_is_its_documents_alone(cuts: str, kind: str, backend: str) -> None:
+    """Losses and all gradients, in float64."""
+    model, plain = small_model(document_end=END, **KINDS[kind]), small_model(**KINDS[kind])
+    for each in (model, plain):
+        for layer in each.backbone.layers:
+            layer.attention.backend = backend
+    ids, targets = stream(1)
+    lengths = Lengths(tgt_len=7, mem_len=50)
+    packed = read(model, ids, targets, CUTS[cuts], lengths)
+    parts = []
+    for start, end in pairwise(STARTS):  # cut where the stream is, because no gradient passes a cut
+        own = [0, *(cut - start for cut in CUTS[cuts] if start < cut < end)]
+        parts.append(read(plain, ids[:, start:end], targets[:, start:end], own, lengths))
+    alone = torch.cat(parts, 1)
+    torch.testing.assert_close(packed, alone, rtol=1e-12, atol=1e-12)
+    ours, theirs = (
+        torch.autograd.grad(nats.sum(), list(each.parameters())) for nats, each in ((packed, model), (alone, plain))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_reaches_over_a_boundary(kind: str) -> None:
+    model = small_model(document_end=END, **KINDS[kind])
+    ids, targets = stream()
+    others = ids.clone()
+    others[:, :6] = (ids[:, :6] - END) % (VOCAB - END - 1) + END + 1  # all other tokens, and no boundary
+    lengths = Lengths(tgt_len=7, mem_len=11)
+    ours, theirs = (read(model, each, targets, range(0, LENGTH, 7), lengths) for each in (ids, others))
+    assert torch.equal(ours[0, 6:], theirs[0, 6:]) and torch.equal(ours[1, 9:], theirs[1, 9:])
+    assert not torch.isclose(ours[1, 6:9], theirs[1, 6:9]).any()
+
+
+@pytest.mark.parametrize("kind", ["plain", "n-grams and matches"])
+def test_a_cache_and_single_steps_equal_memory(kind: str) -> None:
+    model = small_model(document_end=END, **KINDS[kind])
+    ids, _ = stream()
+    lengths = Lengths(tgt_len=7, mem_len=11)
+    with torch.no_grad():
+        memory, cache = None, model.empty_cache(2, lengths)
+        for start in range(0, 21, 7):
+            expected, memory = model.log_probs(ids[:, start : start + 7], memory, lengths)
+            found, cache = model.log_probs(ids[:, start : start + 7], cache, lengths)
+            torch.testing.assert_close(found, expected)
+        assert torch.equal(memory.counts, cache.counts) and memory.counts.tolist() == [4, 12 - 1]
+        step = Step(model, cache.fork(), lengths)
+        for position in range(21, LENGTH):
+            expected, memory = model.log_probs(ids[:, position : position + 1], memory, lengths)
+            torch.testing.assert_close(step(ids[:, position : position + 1]), expected[:, 0])
+
+
+def test_a_backbone_begins_episodes_where_it_is_told() -> None:
+    """The memory after it is that of a reset, and a row's padding stays hidden."""
+    backbone, lengths = small_backbone(), Lengths(tgt_len=7, mem_len=11)
+    x, begins = vectors(3, 9), torch.zeros(3, 9, dtype=torch.bool)
+    begins[0, 4] = begins[1, 0] = begins[2, 1] = True
+    before = backbone.empty_memory(3, lengths, valid=torch.tensor([0, 0, -3]))
+    outputs, memory = backbone(x, before, lengths, begins)
+    alone, after = backbone(x[:1, 4:], None, lengths)
+    torch.testing.assert_close(outputs[-1][:1, 4:], alone[-1])
+    assert memory.counts.tolist() == [5, 9, 6]
+    later = vectors(3, 2, seed=5)
+    found, _ = backbone(later, memory, lengths)
+    expected, _ = backbone(later[:1], after, lengths)
+    torch.testing.assert_close(found[-1][:1], expected[-1])
+    padded, _ = backbone(x[2:, 3:], None, lengths)
+    torch.testing.assert_close(outputs[-1][2:, 3:], padded[-1])
+
+
+def test_what_knows_no_boundaries_refuses_them() -> None:
+    for settings in ({"zero_memory": True}, {"kind": "vaswani"}, {"kind": "lstm"}, {"kind": "al-rfou", "positions": 9}):
+        with pytest.raises(WrongSettings, match="document_end is for kind = transformer-xl and shaw"):
+            TransformerXLConfig(vocab_size=9, document_end=0, **settings)
+    backbone, lengths = small_backbone(zero_memory=True), Lengths(tgt_len=7, mem_len=11)
+    with pytest.raises(Mistake, match="begins must be left out with zero_memory"):
+        backbone(vectors(1, 3), None, lengths, torch.ones(1, 3, dtype=torch.bool))
+
+
+def test_an_agent_step_equals_a_segment_of_steps() -> None:
+    backbone, lengths = small_backbone(), Lengths(tgt_len=7, mem_len=11)
+    x, begins = vectors(2, 9), torch.rand(2, 9, generator=torch.Generator().manual_seed(0)) < 0.3
+    outputs, _ = backbone(x, None, lengths, begins)
+    step = VectorStep(backbone, backbone.empty_memory(2, lengths), lengths)
+    for position in range(9):
+        step.reset(begins[:, position])
+        torch.testing.assert_close(step(x[:, position : position + 1]), outputs[-1][:, position])
