@@ -40,14 +40,12 @@ def compile_kernel(name: str, target: int, dtype: str, head_size: int, *, masked
     options = fused.tile_of(name, DTYPES[dtype], head_size, target)
     padded = max(16, triton.next_power_of_2(head_size))
     constants: dict[str, Any] = {"PRECISION": "ieee", "DROPOUT": masked, "BOTH": both, "K": head_size}
-    constants |= {"BLOCK_K": padded, "BLOCK": options.pop("BLOCK")} | (
-        {} if masked else {"first_keys": None, "seed": None}
-    )
-    constants |= {} if masked and both else {"until_keys": None}
+    constants |= {"BLOCK_K": padded, "BLOCK": options.pop("BLOCK")} | ({} if masked else {"lows": None, "seed": None})
+    constants |= {} if masked and both else {"highs": None}
     constants |= {"BRANCH": target in fused.BRANCHING} if name in ("forward", "keys") else {}
     pointers = dict.fromkeys((*NAMES, "out", "d_out", "d_scores", "d_q", "d_k", "d_v"), f"*{dtype}")
     kinds = pointers | dict.fromkeys(("factor", "keep_scale", "scale"), "fp32")
-    kinds |= dict.fromkeys(("first_keys", "until_keys", "seed"), "*i32") | dict.fromkeys(
+    kinds |= dict.fromkeys(("lows", "highs", "seed"), "*i32") | dict.fromkeys(
         ("lse", "delta", "d_bias", "d_r"), "*fp32"
     )
     signature = {arg: "constexpr" if arg in constants else kinds.get(arg, "i32") for arg in kernel.arg_names}

@@ -1,7 +1,7 @@
-"""`python -m experiments.boundaries`: what a boundary inside a segment costs: the op with `first` beside the op without.
+"""`python -m experiments.boundaries`: the op with `first` beside the op without, forward and backward, on a CPU.
 
-One document a row: the bounds are given, and hide nothing. Then documents of 128 tokens, which are seldom computed where
-a backend skips what is hidden. Each number is the median of ratios of neighbouring times, forward and backward.
+First one document a row: the bounds are given, and hide nothing. Then documents of 128 tokens, of which some backends
+skip what is hidden. Each number is the median of ratios of neighbouring times.
 """
 
 from __future__ import annotations

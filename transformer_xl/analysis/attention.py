@@ -29,6 +29,7 @@ from ..data.loader import Segment
 from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.memory import Memory
+from ..model.modules import First
 from ..model.transformer_xl import DecoderLayer, TransformerXL
 from ..run.checkpoint import LoadedModel
 from ..runtime.device import autocast
@@ -82,7 +83,11 @@ def terms_by_distance(
 
 
 def seen_by_distance(
-    queries: int, keys: int, columns: int, first: Int[Tensor, "B #T"] | None, device: torch.device | None = None
+    queries: int,
+    keys: int,
+    columns: int,
+    first: First,
+    device: torch.device | None = None,
 ) -> Bool[Tensor, "#B 1 T columns"]:
     """Whether each query sees a key at each distance; `first` is the first key that it sees."""
     last = torch.arange(keys - queries, keys, device=device)[None] - (0 if first is None else first)
@@ -130,7 +135,12 @@ def _hook(layer: int, see: Callable[[Maps], None], block: int) -> Callable[..., 
 
 
 def _blocks(
-    layer: int, inputs: list[Tensor], *, attn_len: int | None, first: Int[Tensor, "B #T"] | None, block: int
+    layer: int,
+    inputs: list[Tensor],
+    *,
+    attn_len: int | None,
+    first: First,
+    block: int,
 ) -> Iterator[Maps]:
     q, k, r, u, v = inputs
     B, H, T, _ = q.shape

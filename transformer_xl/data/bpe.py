@@ -48,7 +48,8 @@ _CHARACTERS = _byte_characters()
 def train_bpe(texts: Iterable[str], size: int, whole: Sequence[str] = ()) -> str:
     """Train a tokenizer of at most `size` tokens on `texts`, and return its JSON. Tokens are 256 bytes, then pairs.
 
-    Each text in `whole` is one token, which never becomes part of a pair. A newline is always a separate token. The same texts give the same JSON.
+    Each text in `whole` is one token, which never becomes part of a pair. A newline is always a separate token. The
+    same texts give the same JSON.
     """
     tokenizers = _library()
     if not 256 <= size <= _LARGEST_ID:

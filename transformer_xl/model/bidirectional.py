@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..ops import check_backend, relative_attention
 from .attention import sines_then_cosines
+from .modules import First
 
 Encode = Callable[[Float[Tensor, " R"], int], Float[Tensor, "R D"]]
 """Encodings of distances at a width."""
@@ -69,7 +70,7 @@ class BidirectionalAttention(nn.Module):
         look_ahead: int | None = None,
         valid: Int[Tensor, " B"] | None = None,
         end: Int[Tensor, " B"] | None = None,
-        first: Int[Tensor, "B #T"] | None = None,
+        first: First = None,
     ) -> Float[Tensor, "B T D"]:
         """`past`: earlier vectors, which are only keys and values. For the other arguments see `relative_attention`."""
         rows = x if past is None else torch.cat([past, x], dim=1)

@@ -117,7 +117,7 @@ def joined_tokens(ids: Ids, memory: Memory | KVCache) -> Int[Tensor, "B L"]:
 def _hashes(
     codes: Int[Tensor, "B L"], documents: Int[Tensor, "B L"], lengths: Iterable[int]
 ) -> dict[int, Int[Tensor, "B _"]]:
-    """For each n in `lengths` the hash of the last n codes of the same document, at each position but the first n - 1."""
+    """For each n in `lengths` the hash of the last n codes of a document, at each position but the first n - 1."""
     known = {1: _remainder(codes * BASE)}
 
     def hash_of(n: int) -> Int[Tensor, "B _"]:

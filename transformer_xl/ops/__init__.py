@@ -12,7 +12,7 @@ from torch import Tensor
 from ..mistake import Mistake
 from .call import Call
 from .choice import BACKENDS, check_backend, resolve_backend
-from .masks import Mask
+from .masks import Bounds, Mask
 from .reference import scores_by_term
 
 __all__ = ["BACKENDS", "check_backend", "relative_attention", "resolve_backend", "scores_by_term"]
@@ -29,7 +29,7 @@ def relative_attention(
     attn_len: int | None = None,
     valid: Int[Tensor, " B"] | None = None,
     end: Int[Tensor, " B"] | None = None,
-    first: Int[Tensor, "B #T"] | None = None,
+    first: Bounds = None,
     causal: bool = True,
     look_ahead: int | None = None,
     dropout_p: float = 0.0,

@@ -187,49 +187,49 @@ def _product(rows, columns, PRECISION: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _queries(first_keys, until_keys, begin, H, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr):
+def _queries(lows, highs, begin, H, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr):
     """A program's block of queries: `_program`, and the keys [low, high) that some of them see."""
     head, b, h, first = _program(T, begin, H, BLOCK)
     first = (tl.cdiv(T, BLOCK) - 1) * BLOCK - first  # the longest rows start first
-    low, _ = _seen_keys(first_keys, None, b, first, T, S, window, ahead, BOTH)
-    _, high = _seen_keys(None, until_keys, b, tl.minimum(first + BLOCK, T) - 1, T, S, window, ahead, BOTH)
+    low, _ = _seen_keys(lows, None, b, first, T, S, window, ahead, BOTH)
+    _, high = _seen_keys(None, highs, b, tl.minimum(first + BLOCK, T) - 1, T, S, window, ahead, BOTH)
     return head, b, h, first, tl.maximum(low, 0), high
 
 
 @triton.jit
 @no_type_check
-def _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH: tl.constexpr):
+def _seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH: tl.constexpr):
     """The keys [low, high) that query i sees: as stored for each query, or else by the window and what is ahead. Both
     grow with the query. A query from T on sees none or has no influence."""
     low = S - T + i - window + 1
-    if first_keys is not None:
-        low = tl.load(first_keys + b * T + i, mask=i < T, other=S)
+    if lows is not None:
+        low = tl.load(lows + b * T + i, mask=i < T, other=S)
     high = S - T + i + 1
     if BOTH:
         high = tl.minimum(high + ahead, S)
-        if until_keys is not None:
-            high = tl.load(until_keys + b * T + i, mask=i < T, other=S)
+        if highs is not None:
+            high = tl.load(highs + b * T + i, mask=i < T, other=S)
     return low, high
 
 
 @triton.jit
 @no_type_check
 def _hides(
-    first_keys, until_keys, b, query, key, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr
+    lows, highs, b, query, key, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Whether in the tile from this query and key on some query does not see some key. Most tiles need no mask.
 
     Whether it is worth to ask, BRANCH, depends on the card.
     """
-    low, _ = _seen_keys(first_keys, None, b, tl.minimum(query + BLOCK, T) - 1, T, S, window, ahead, BOTH)
-    _, high = _seen_keys(None, until_keys, b, query, T, S, window, ahead, BOTH)
+    low, _ = _seen_keys(lows, None, b, tl.minimum(query + BLOCK, T) - 1, T, S, window, ahead, BOTH)
+    _, high = _seen_keys(None, highs, b, query, T, S, window, ahead, BOTH)
     return (key < low) | (key + BLOCK > high)
 
 
 @triton.jit
 @no_type_check
 def _scores(
-    content_q, position_q, near, k_rows, r, r_s, first_keys, until_keys, b, first, key, T, S, window, ahead, factor,
+    content_q, position_q, near, k_rows, r, r_s, lows, highs, b, first, key, T, S, window, ahead, factor,
     BOTH: tl.constexpr, PRECISION: tl.constexpr, BRANCH: tl.constexpr,
     K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -241,8 +241,8 @@ def _scores(
     i = first + tl.arange(0, BLOCK)[:, None]
     j = key + tl.arange(0, BLOCK)[None, :]
     score *= factor
-    if _hides(first_keys, until_keys, b, first, key, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
-        low, high = _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH)
+    if _hides(lows, highs, b, first, key, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
+        low, high = _seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH)
         score = tl.where((j >= low) & (j < high), score, float("-inf"))
     return score, i, j, far
 
@@ -250,13 +250,13 @@ def _scores(
 @_jit
 @no_type_check
 def forward(
-    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, lows, highs, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale, out, lse,
     BOTH: tl.constexpr, PRECISION: tl.constexpr, BRANCH: tl.constexpr,
     DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: `out` [B, T, H, K] and `lse` [B, H, T], in base 2."""
-    head, b, h, first, low, high = _queries(first_keys, until_keys, begin, H, T, S, window, ahead, BOTH, BLOCK)
+    head, b, h, first, low, high = _queries(lows, highs, begin, H, T, S, window, ahead, BOTH, BLOCK)
     q, k, v, r = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
     q_rows = _load(q, first, 0, T, q_t, BLOCK, K, BLOCK_K)
     content_q = q_rows + _load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
@@ -269,7 +269,7 @@ def forward(
     for key in range(low, high, BLOCK):
         k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
         score, i, j, near = _scores(
-            content_q, position_q, near, k_rows, r, r_s, first_keys, until_keys, b, first, key,
+            content_q, position_q, near, k_rows, r, r_s, lows, highs, b, first, key,
             T, S, window, ahead, factor, BOTH, PRECISION, BRANCH, K, BLOCK_K, BLOCK,
         )  # fmt: skip
         before = largest
@@ -294,7 +294,7 @@ def forward(
 @_jit
 @no_type_check
 def backward_delta(
-    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, lows, highs, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, out, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
@@ -313,7 +313,7 @@ def backward_delta(
 @_jit
 @no_type_check
 def backward_keys(
-    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, lows, highs, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_k, d_v, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, BRANCH: tl.constexpr,
@@ -329,13 +329,13 @@ def backward_keys(
     d_out += b * o_b + h * o_h
     lse, delta = lse + head * T, delta + head * T
     d_scores += (head - begin * H) * T * width
-    oldest, newest = _row_keys(first_keys, until_keys, b, T, S)
+    oldest, newest = _row_keys(lows, highs, b, T, S)
     low = tl.maximum(tl.maximum(first, oldest) - (S - T) - (ahead if BOTH else 0), 0)
     high = tl.minimum(first + BLOCK - 1 - (S - T) + window, T)
-    if first_keys is not None:  # documents that begin later do not see this block
-        high = _count(first_keys + b * T, first + BLOCK, T, BLOCK)
-    if until_keys is not None:  # nor do those that end before it
-        low = _count(until_keys + b * T, first + 1, T, BLOCK)
+    if lows is not None:  # documents that begin later do not see this block
+        high = _count(lows + b * T, first + BLOCK, T, BLOCK)
+    if highs is not None:  # nor do those that end before it
+        low = _count(highs + b * T, first + 1, T, BLOCK)
     low = low // BLOCK * BLOCK
     k_rows = _load(k, first, oldest, newest, k_s, BLOCK, K, BLOCK_K)
     v_rows = _load(v, first, oldest, newest, v_s, BLOCK, K, BLOCK_K)
@@ -360,8 +360,8 @@ def backward_keys(
         d_probability = _product(d_out_rows, v_rows, PRECISION)
         lse_row = tl.load(lse + i, mask=i < T, other=float("inf"))
         score -= lse_row
-        if _hides(first_keys, until_keys, b, query, first, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
-            begin_keys, end_keys = _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH)
+        if _hides(lows, highs, b, query, first, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
+            begin_keys, end_keys = _seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH)
             score = tl.where((j >= begin_keys) & (j < end_keys), score, float("-inf"))
         probability = tl.exp2(score)
         dropped = probability
@@ -383,13 +383,13 @@ def backward_keys(
 @_jit
 @no_type_check
 def backward_queries(
-    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, lows, highs, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_q, d_bias, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of queries: `d_q` [B, T, H, K], and a part of the biases' gradients, `d_bias` [B, H, blocks, 2, K]."""
-    head, b, h, first, low, high = _queries(first_keys, until_keys, begin, H, T, S, window, ahead, BOTH, BLOCK)
+    head, b, h, first, low, high = _queries(lows, highs, begin, H, T, S, window, ahead, BOTH, BLOCK)
     k, r = k + b * k_b + h * k_h, r + h * r_h
     d_scores += (head - begin * H) * T * width
     R = _distances(S, ahead, BOTH)
@@ -401,7 +401,7 @@ def backward_queries(
         d_score = tl.load(d_scores + i.to(tl.int64) * width + key + column, mask=i < T, other=0.0)
         k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
         d_content = tl.dot(d_score, k_rows, d_content, input_precision=PRECISION)
-    oldest, newest = _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH)
+    oldest, newest = _seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH)
     for distance in range(T - BLOCK - first + low, tl.minimum(T - 1 - first + high, R), BLOCK):
         j = distance + column - (T - 1) + i
         d_score = _stored(d_scores, i, j, oldest, newest, T, width)
@@ -419,7 +419,7 @@ def backward_queries(
 @_jit
 @no_type_check
 def backward_distances(
-    q, k, v, r, content_bias, position_bias, first_keys, until_keys, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    q, k, v, r, content_bias, position_bias, lows, highs, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_r, parts, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
@@ -435,14 +435,14 @@ def backward_distances(
     for each in range(begin + part, end_row, parts):
         b = tl.cast(each, tl.int64)
         scores = d_scores + ((b - begin) * H + h) * T * width
-        oldest, newest = _row_keys(first_keys, until_keys, b, T, S)
+        oldest, newest = _row_keys(lows, highs, b, T, S)
         low = tl.maximum(oldest + T - BLOCK - first, 0)
         high = tl.where(first + BLOCK <= S - window, low, tl.minimum(newest + T - 1 - first, T) if BOTH else T)
         for query in range(low, high, BLOCK):
             i = query + row
             position_q = _load(q + b * q_b + h * q_h, query, low, high, q_t, BLOCK, K, BLOCK_K) + bias_row
             j = first + column - (T - 1) + i
-            begin_keys, end_keys = _seen_keys(first_keys, until_keys, b, i, T, S, window, ahead, BOTH)
+            begin_keys, end_keys = _seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH)
             d_score = _stored(scores, i, j, begin_keys, end_keys, T, width)
             d_row = tl.dot(tl.trans(d_score), position_q, d_row, input_precision=PRECISION)
     _store(d_r + (part * R * H + h) * K, first, R, H * K, d_row * scale, BLOCK, K, BLOCK_K)
@@ -450,13 +450,13 @@ def backward_distances(
 
 @triton.jit
 @no_type_check
-def _row_keys(first_keys, until_keys, b, T, S):
+def _row_keys(lows, highs, b, T, S):
     """Keys [oldest, newest): no query of the row sees others."""
     oldest, newest = 0, S
-    if first_keys is not None:
-        oldest = tl.maximum(tl.load(first_keys + b * T), 0)
-    if until_keys is not None:
-        newest = tl.load(until_keys + b * T + T - 1)
+    if lows is not None:
+        oldest = tl.maximum(tl.load(lows + b * T), 0)
+    if highs is not None:
+        newest = tl.load(highs + b * T + T - 1)
     return oldest, newest
 
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-
 Bounds = Int[Tensor, "B #T"] | None
 """A key for each row, or for each query of each row; None: no bound."""
 

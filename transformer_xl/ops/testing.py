@@ -155,12 +155,12 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int =
 def masks(case: Case, device: str = "cpu") -> Arguments:
     """The keyword arguments of the call besides dropout and backend."""
     valid, end = (None if rows is None else torch.tensor(rows, device=device) for rows in (case.valid, case.end))
-    first = None if case.begins is None else torch.zeros(case.batch, case.queries, dtype=torch.long)
-    for row, queries in enumerate(case.begins or ()):
-        for query in queries:
-            first[row, query:] = case.memory + query
-    found = {"attn_len": case.attn_len, "valid": valid, "end": end, "scale": case.scale}
-    found["first"] = None if first is None else first.to(device)
+    found: Arguments = {"attn_len": case.attn_len, "valid": valid, "end": end, "scale": case.scale, "first": None}
+    if case.begins is not None:
+        found["first"] = torch.zeros(case.batch, case.queries, dtype=torch.long, device=device)
+        for row, queries in enumerate(case.begins):
+            for query in queries:
+                found["first"][row, query:] = case.memory + query
     return found | {"causal": case.causal, "look_ahead": case.look_ahead}
 
 
