@@ -94,13 +94,17 @@ class Policy(nn.Module):
             nn.init.normal_(self.first.weight, std=numbers**-0.5)
 
     def forward(
-        self, observations: Shaped[Tensor, "B T ..."], memory: Any, lengths: Lengths | None = None
+        self,
+        observations: Shaped[Tensor, "B T ..."],
+        memory: Any,
+        lengths: Lengths | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T A"], Float[Tensor, "B T"], Any]:
         flat = observations.flatten(2).to(self.second.weight.dtype)
         if isinstance(self.first, nn.EmbeddingBag):  # one row of its table for each value of each number
             flat = flat.long() + CATEGORIES * torch.arange(flat.shape[2])
         x = self.second(self.first(flat.flatten(0, 1)).relu()).unflatten(0, flat.shape[:2])
-        outputs, memory = self.backbone(x, memory, lengths or self.lengths)
+        outputs, memory = self.backbone(x, memory, lengths or self.lengths, starts)
         return self.actor(outputs[-1]), self.critic(outputs[-1])[..., 0], memory
 
 
@@ -215,29 +219,9 @@ def advantages(rollout: Rollout, after: Float[Tensor, " B"]) -> Float[Tensor, "B
 
 
 def replay(policy: Policy, rollout: Rollout) -> tuple[Float[Tensor, "B T A"], Float[Tensor, "B T"]]:
-    """The logits and values of a rollout's steps, with gradients.
-
-    Rows are cut where an episode starts, and each piece becomes a row: a row's first piece has the row's memory, the
-    others have none. Pieces of similar length share a call. Padding is on the right, so no step of a piece sees it.
-    """
-    starts = rollout.starts.flatten()
-    cuts = rollout.starts.clone()
-    cuts[:, 0] = True
-    first = cuts.flatten().nonzero()[:, 0]
-    length = first.diff(append=torch.tensor([len(starts)]))
-    continued, fresh = ((starts[first] == fresh).nonzero()[:, 0] for fresh in (False, True))
-    groups = [continued, *fresh[length[fresh].argsort()].chunk(4)]
-    found = []
-    for group in (group for group in groups if len(group)):
-        offset = torch.arange(int(length[group].max()))
-        steps = (first[group, None] + offset).clamp(max=len(starts) - 1)
-        own = rollout.memory.select(first[group] // cuts.shape[1]) if group is continued else None
-        logits, values, _ = policy(rollout.observations.flatten(0, 1)[steps], own)
-        real = offset < length[group, None]
-        found.append((steps[real], logits[real], values[real]))
-    steps, logits, values = map(torch.cat, zip(*found, strict=True))
-    order = steps.argsort()
-    return logits[order].unflatten(0, cuts.shape), values[order].unflatten(0, cuts.shape)
+    """The logits and values of a rollout's steps, with gradients: one call, in which episodes begin inside the rows."""
+    logits, values, _ = policy(rollout.observations, rollout.memory, starts=rollout.starts)
+    return logits, values
 
 
 def losses(policy: Policy, rollout: Rollout, advantage: Tensor, target: Tensor) -> dict[str, Tensor]:

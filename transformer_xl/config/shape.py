@@ -179,9 +179,9 @@ class TransformerXLConfig(Checked):
             if getattr(self, name) and self.base_kind not in kinds:
                 sentence = f"{{}} is for kind = {' and '.join(kinds)}, got {{}} = {self.kind}. Leave it out."
                 yield Problem((name, "kind"), sentence)
-        if self.document_end is not None and (self.base_kind not in ("transformer-xl", "shaw") or self.zero_memory):
-            sentence = "{} is for kind = transformer-xl and shaw without {}, got {} = " + self.kind + ". Leave it out."
-            yield Problem(("document_end", "zero_memory", "kind"), sentence)
+        if self.document_end is not None and (self.base_kind in ("vaswani", "al-rfou") or self.zero_memory):
+            sentence = f"{{}} cannot be given with {{}}, nor with {{}} = vaswani or al-rfou, got {self.kind}."
+            yield Problem(("document_end", "zero_memory", "kind"), f"{sentence} Leave it out.")
         if self.share_position_projection and self.untie_r:
             sentence = "{} must be false where {} is true, because the biases come from the projection."
             yield Problem(("untie_r", "share_position_projection"), sentence)

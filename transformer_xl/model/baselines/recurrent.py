@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ...config.settings import Lengths, TransformerXLConfig
@@ -122,9 +122,14 @@ class Recurrent(nn.Module):
         return [width for layer in self.layers for width in layer.state_widths]
 
     def forward(
-        self, x: Float[Tensor, "B T D"], memory: Memory | None, lengths: Lengths
+        self,
+        x: Float[Tensor, "B T D"],
+        memory: Memory | None,
+        lengths: Lengths,
+        begins: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[list[Float[Tensor, "B T _"]], Memory]:
-        """The output of every layer, and the state for the next segment."""
+        """The output of every layer, and the state for the next segment. Where a vector `begins` a document or episode,
+        the row's states are zeros before it."""
         memory = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(memory, self.state_widths, x)
         states = memory.layers
@@ -135,7 +140,7 @@ class Recurrent(nn.Module):
         x = self.dropout(x)
         for layer in self.layers:
             own = states[len(after) : len(after) + len(layer.state_widths)]
-            x, left = layer(self.dropout_between(x) if outputs else x, own)
+            x, left = _read(layer, self.dropout_between(x) if outputs else x, own, begins)
             outputs.append(x)
             after += left
         kept = Memory(tuple(state.detach().to(old.dtype) for state, old in zip(after, memory.layers, strict=True)))
@@ -154,6 +159,22 @@ class Recurrent(nn.Module):
     def cached(self, memory: Memory, lengths: Lengths) -> Memory:
         """The memory itself: inference needs no other state."""
         return memory
+
+
+def _read(
+    layer: LSTMLayer | QRNNLayer, x: Float[Tensor, "B T I"], states: States, begins: Bool[Tensor, "B T"] | None
+) -> tuple[Float[Tensor, "B T O"], States]:
+    """A layer's output and states, with zeros before each vector that `begins`. `weight_drop` draws a mask for each
+    piece between two beginnings in any row."""
+    if begins is None or not x.shape[1]:
+        return layer(x, states)
+    found = []
+    cuts = [0, *(1 + begins[:, 1:].any(0).nonzero()[:, 0]).tolist(), x.shape[1]]
+    for start, end in pairwise(cuts):
+        states = tuple(state.masked_fill(begins[:, start, None, None], 0) for state in states)
+        out, states = layer(x[:, start:end], states)
+        found.append(out)
+    return torch.cat(found, 1), states
 
 
 class LSTM(Recurrent):
