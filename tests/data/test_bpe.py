@@ -78,7 +78,7 @@ def test_pieces_have_the_ids_of_the_whole(text: str, position: int, pairs: ByteP
 @pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
 def test_slices_have_the_ids_of_the_whole(pairs: BytePairs) -> None:
     text = TEXT * 1000
-    assert len(list(bpe._slices(text.encode()))) > 3
+    assert len(list(bpe.slices(text.encode()))) > 3
     ids = pairs.encode(text)
     assert ids.tolist() == pairs._tokenizer.encode(text).ids
     assert b"".join(pairs.token_bytes[i] for i in ids) == text.encode()
@@ -91,8 +91,8 @@ def test_a_text_without_borders_is_cut_in_the_same_places_however_it_is_read(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bpe, "_SLICE", 5)
-        whole = list(bpe._slices(raw := text.encode()))
-        assert b"".join(whole) == raw and all(each.decode() for each in whole) and max(map(len, whole), default=0) < 9
+        whole = list(bpe.slices(raw := text.encode()))
+        assert "".join(whole) == text and all(whole) and max((len(each.encode()) for each in whole), default=0) < 9
         ids = [pairs.encode(piece.decode()) for piece in reading.pieces(raw, "bpe", size)]
         np.testing.assert_array_equal(np.concatenate([*ids, []]), pairs.encode(text))
 

@@ -111,3 +111,16 @@ def test_a_token_that_a_closed_vocabulary_lacks_is_refused():
         assert tokenizer.encode("a") == vocab.encode("a").tolist()
         with pytest.raises(Exception, match=r"(?i)unk"):
             tokenizer.encode("c")
+
+
+def test_the_end_of_documents_and_padding_of_a_tokenizer_are_kept():
+    settings = json.loads(train_bpe([SAMPLE * 3], 270, ["<|endoftext|>", "<pad>"]))
+    vocab = Vocab.of_tokenizer(json.dumps(settings))
+    end = vocab.id_of("<|endoftext|>")
+    tokenizer = fast_tokenizer(vocab, end)
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (end, vocab.id_of("<pad>"))
+    assert (
+        tokenizer("the<|endoftext|>cat", add_special_tokens=False).input_ids
+        == vocab.encode("the<|endoftext|>cat").tolist()
+    )
+    assert fast_tokenizer(Vocab.build("word", ["a <eod> b"]), 2).eos_token_id == 2

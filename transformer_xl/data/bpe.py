@@ -23,8 +23,8 @@ from ..mistake import Mistake, shortened
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
-_BYTES_BORDER = re.compile(_BORDER.pattern.encode())
+BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
+_BYTES_BORDER = re.compile(BORDER.pattern.encode())
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 """Bytes that are encoded together, and without a border at most before a text is cut all the same: the library takes
 130 bytes of memory for each byte of text without one, such as Chinese or DNA."""
@@ -66,7 +66,7 @@ def train_bpe(texts: Iterable[str], size: int, whole: Sequence[str] = ()) -> str
     )
     with _library_errors():
         tokenizer.train_from_iterator(
-            (part for text in texts for piece in _slices(text.encode()) for part in _parts(piece)), trainer
+            (part for text in texts for piece in slices(text.encode()) for part in _parts(piece)), trainer
         )
     return tokenizer.to_str()
 
@@ -78,6 +78,9 @@ class BytePairs:
     """The tokens by id, as the tokenizer writes them."""
     token_bytes: tuple[bytes, ...]
     """The exact bytes of each token, by id. The joined bytes of a text's ids are the text."""
+    unk: int | None = None
+    lost: Sequence[str] = ()
+    """What a text loses: nothing."""
 
     def __init__(self, content: str):
         """Load the tokenizer.
@@ -85,13 +88,13 @@ class BytePairs:
         Raises:
             ValueError: it does not restore every text exactly; the error lists every reason.
         """
-        self._tokenizer = _load(content)
+        self._tokenizer = load_tokenizer(content)
         settings, ids = json.loads(self._tokenizer.to_str()), self._tokenizer.get_vocab()
         added = {token["content"] for token in settings["added_tokens"]}
         problems = _problems(settings, ids, added)
         self.symbols = tuple(sorted(ids, key=ids.__getitem__))
         self.token_bytes = tuple(
-            symbol.encode() if symbol in added else _bytes_of(symbol) or b"" for symbol in self.symbols
+            symbol.encode() if symbol in added else bytes_of(symbol) or b"" for symbol in self.symbols
         )
         if problems or (problems := self._probe()):
             raise Mistake(
@@ -101,18 +104,13 @@ class BytePairs:
 
     def encode(self, text: str) -> Int32[np.ndarray, " T"]:
         """Ids of `text`, which must have no lone surrogates."""
-        slices, ids = map(bytes.decode, _slices(text.encode())), [np.empty(0, np.int32)]
-        while batch := list(islice(slices, _BATCH)):
-            with _library_errors():
-                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-            ids.extend(np.array(encoding.ids, np.int32) for encoding in encodings)
-        return np.concatenate(ids)
+        return np.concatenate([np.empty(0, np.int32), *encoded(self._tokenizer, slices(text.encode()))])
 
     def _probe(self) -> list[str]:
         """Problems found by encoding a text with every kind of character."""
         with _library_errors():
             parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
-        if not {match.start() for match in _BORDER.finditer(_PROBE)} <= {start for _, (start, _) in parts}:
+        if not {match.start() for match in BORDER.finditer(_PROBE)} <= {start for _, (start, _) in parts}:
             return ["its pre-tokenizer does not separate words before a space"]
         changed = b"".join(self.token_bytes[i] for i in self.encode(_PROBE)) != _PROBE.encode()
         return ["it changes a text"] if changed else []
@@ -120,7 +118,7 @@ class BytePairs:
 
 def renumber(content: str, order: Sequence[int]) -> str:
     """The same tokenizer, in which the token with id `order[i]` gets id i."""
-    tokenizer = _load(content)
+    tokenizer = load_tokenizer(content)
     settings, ids = json.loads(tokenizer.to_str()), tokenizer.get_vocab()
     assert sorted(order) == sorted(ids.values()), "order must name every id once"
     new_ids = {old: new for new, old in enumerate(order)}
@@ -159,20 +157,28 @@ def _forced(text: bytes | bytearray, cut: int) -> int:
     return min(position, len(text))
 
 
-def _slices(text: bytes) -> Iterator[bytes]:
+def encoded(tokenizer: Tokenizer, parts: Iterator[str]) -> Iterator[Int32[np.ndarray, " _"]]:
+    """The ids of each part of a text."""
+    while batch := list(islice(parts, _BATCH)):
+        with _library_errors():
+            encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        yield from (np.array(encoding.ids, np.int32) for encoding in encodings)
+
+
+def slices(text: bytes) -> Iterator[str]:
+    """A text cut where it may be cut, into parts of at most about 16 KB."""
     start = 0
     while start < len(text):
         end = _forced(text, start)
         if end < len(text) and (last := _last_border(text, start, start + _SLICE)) > start:
             end = last
-        yield text[start:end]
+        yield text[start:end].decode()
         start = end
 
 
-def _parts(piece: bytes) -> Iterator[str]:
+def _parts(text: str) -> Iterator[str]:
     """Cut a long slice that is one word into short parts: counting pairs takes time quadratic in the word."""
-    text = piece.decode()
-    size = len(text) if len(piece) < _SLICE or _BYTES_BORDER.search(piece) else _WORD
+    size = len(text) if len(text.encode()) < _SLICE or BORDER.search(text) else _WORD
     yield from (text[start : start + size] for start in range(0, len(text), size))
 
 
@@ -187,7 +193,7 @@ def _library() -> Any:
     return tokenizers
 
 
-def _load(content: str) -> Tokenizer:
+def load_tokenizer(content: str) -> Tokenizer:
     library = _library()
     with _library_errors():
         json.loads(content, parse_int=_checked_number)
@@ -233,15 +239,15 @@ def _problems(settings: dict[str, Any], ids: dict[str, int], added: set[str]) ->
         "its pre-tokenizer must be ByteLevel once": [s["type"] for s in steps].count("ByteLevel") == 1,
         f"its decoder and post_processor are {around}": around in (["ByteLevel", None], ["ByteLevel", "ByteLevel"]),
         "an added token includes the white space around it": not any(t["lstrip"] or t["rstrip"] for t in tokens),
-        "an added token has a space between words": not any(_BORDER.search(text + "a") for text in added),
-        "an added token reads as other bytes too": all(_bytes_of(text) in (None, text.encode()) for text in added),
+        "an added token has a space between words": not any(BORDER.search(text + "a") for text in added),
+        "an added token reads as other bytes too": all(bytes_of(text) in (None, text.encode()) for text in added),
         "its ids are not 0, 1, 2 and so on": sorted(ids.values()) == list(range(len(ids))),
         "it lacks some of the 256 bytes": ids.keys() >= _CHARACTERS.keys(),
-        "a token is no sequence of bytes": all(_bytes_of(symbol) is not None for symbol in ids.keys() - added),
+        "a token is no sequence of bytes": all(bytes_of(symbol) is not None for symbol in ids.keys() - added),
     }
     return [problem for problem, is_sound in sound.items() if not is_sound]
 
 
-def _bytes_of(symbol: str) -> bytes | None:
+def bytes_of(symbol: str) -> bytes | None:
     """The bytes of a token written in GPT-2's characters; None if it contains another character."""
     return bytes(map(_CHARACTERS.__getitem__, symbol)) if _CHARACTERS.keys() >= set(symbol) else None

@@ -170,4 +170,5 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             reuse=True,
             check=texts.check,
         )
-    return replace(corpus, notes=tuple(texts.notes))
+    lost = [corpus.vocab.lost] if corpus.vocab.lost else []
+    return replace(corpus, notes=(*texts.notes, *lost))

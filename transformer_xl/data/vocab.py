@@ -23,6 +23,7 @@ from jaxtyping import Int, Integer
 
 from ..mistake import Mistake
 from .bpe import BytePairs
+from .subwords import Subwords, load_subwords
 
 Unit = Literal["byte", "char", "word", "bpe", "id"]
 Newlines = Literal["drop", "keep", "sentence"]
@@ -33,8 +34,6 @@ UNKNOWN = (UNK, "<UNK>")
 """Spellings of the token for words outside the vocabulary."""
 LINE_ENDS: dict[Newlines, str] = {"keep": EOS, "sentence": "<S>"}
 """The token that ends a line of words."""
-NEWLINE = "\u010a"
-"""The newline as byte-level tokenizers write it."""
 _CODE_POINTS = 0x110000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -94,8 +93,8 @@ class Vocab:
 
     @classmethod
     def of_tokenizer(cls, content: str, newlines: Newlines = "keep") -> Vocab:
-        """The byte pairs of a `tokenizer.json`, with its ids. `BytePairs` refuses some tokenizers."""
-        return cls("bpe", BytePairs(content).symbols, newlines, json.dumps(json.loads(content)))
+        """The tokens of a `tokenizer.json`, with its ids. `Subwords` refuses some tokenizers."""
+        return cls("bpe", load_subwords(content).symbols, newlines, json.dumps(json.loads(content)))
 
     @classmethod
     def read(cls, content: bytes, file: str, *, unit: Unit = "word", newlines: Newlines = "keep") -> Vocab:
@@ -129,7 +128,7 @@ class Vocab:
     def __str__(self) -> str:
         if self.unit == "id":
             return f"{len(self)} ids"
-        units = "byte pairs" if self.unit == "bpe" else f"{self.unit}s"
+        units = "subwords" if self.unit == "bpe" else f"{self.unit}s"
         ends = {"keep": "newlines kept", "drop": "newlines dropped", "sentence": "sentences between <S>"}
         return f"{len(self)} {units}, {ends[self.newlines]}"
 
@@ -144,6 +143,8 @@ class Vocab:
     @cached_property
     def unk(self) -> int | None:
         """The id of `<unk>`; None if there is none."""
+        if self.unit == "bpe" and self._pairs.unk is not None:
+            return self._pairs.unk
         return next((self._ids[symbol] for symbol in UNKNOWN if symbol in self._ids), None)
 
     def id_of(self, token: str) -> int | None:
@@ -151,7 +152,7 @@ class Vocab:
         if self.unit == "byte":
             raw = token.encode("utf-8", "surrogateescape")
             return self._ids.get(raw[0]) if len(raw) == 1 else None
-        return self._ids.get(NEWLINE if self.unit == "bpe" and token == "\n" else token)
+        return self.line_end if self.unit == "bpe" and token == "\n" else self._ids.get(token)
 
     def end_of_documents(self, token: str) -> int | None:
         """The id of `corpus.document_end`; None if it is empty. Raises a `Mistake` if it is not one token."""
@@ -165,8 +166,16 @@ class Vocab:
     @cached_property
     def line_end(self) -> int | None:
         """The id that ends a line: `<eos>` or `<S>` among words, otherwise the newline; None if there is none."""
-        newlines = {"byte": 0x0A, "char": "\n", "word": LINE_ENDS.get(self.newlines), "bpe": NEWLINE, "id": None}
+        if self.unit == "bpe":
+            return self.token_bytes.index(b"\n") if b"\n" in self.token_bytes else None
+        newlines = {"byte": 0x0A, "char": "\n", "word": LINE_ENDS.get(self.newlines), "id": None}
         return self._ids.get(newlines[self.unit])
+
+    @property
+    def lost(self) -> str:
+        """A sentence about what a text loses in these tokens; "" if nothing."""
+        names = self._pairs.lost if self.unit == "bpe" else ()
+        return f"The tokenizer loses {', '.join(names)}: texts are read and written without." if names else ""
 
     @property
     def opening_ids(self) -> Integer[np.ndarray, " O"]:
@@ -296,8 +305,8 @@ class Vocab:
         return {symbol: i for i, symbol in enumerate(self.symbols)}
 
     @cached_property
-    def _pairs(self) -> BytePairs:
-        pairs = BytePairs(self.tokenizer)
+    def _pairs(self) -> BytePairs | Subwords:
+        pairs = load_subwords(self.tokenizer)
         if pairs.symbols != self.symbols:
             raise Mistake("vocab.json must list the byte pairs of its tokenizer, and lists others; it is damaged.")
         return pairs

@@ -62,7 +62,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
         logging.disable_progress_bar()  # transformers shows one even without a terminal
         wrapped.save_pretrained(unfinished)
         if vocab.unit != "id":
-            fast_tokenizer(vocab).save_pretrained(unfinished)
+            fast_tokenizer(vocab, model.config.document_end).save_pretrained(unfinished)
             code, _ = _rewritten(_TOKENIZER)
             (unfinished / f"{_TOKENIZER[-1]}.py").write_text(code, encoding="utf-8")
         write_json(unfinished / EXPORTED_VOCAB, vocab.to_json())

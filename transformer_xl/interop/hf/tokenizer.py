@@ -22,18 +22,26 @@ _FF = "\u00ff"
 """The byte 0xFF as byte-level tokenizers write it."""
 
 
-def fast_tokenizer(vocab: Vocab) -> TransformerXLTokenizer:
+_PADDING = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
+"""Spellings of an added token for padding."""
+
+
+def fast_tokenizer(vocab: Vocab, end: int | None = None) -> TransformerXLTokenizer:
     """The tokenizer of `vocab`, for texts padded on the left.
 
     `bos_token` and `eos_token` are the line end; without one, `bos_token` is token 0 and there is no `eos_token`. Bytes
     and byte pairs are padded with byte 0xFF, which no UTF-8 text contains. Other units have no padding token: it would
-    be a real token, which collators mask in the labels. Byte pairs with added tokens have no bos, eos or padding token,
-    because a text could contain it.
+    be a real token, which collators mask in the labels. A tokenizer with added tokens has no bos token, because a text
+    could contain it; its padding token is one of `_PADDING`, if it is added. `end`, the id that ends a document, is the
+    `eos_token`.
     """
     tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
-    added = bool(tokenizer.get_added_tokens_decoder())
+    added = tokenizer.get_added_tokens_decoder()
     begin = None if added else tokenizer.id_to_token(vocab.line_end or 0)
-    padded = not (added or vocab.is_text or tokenizer.token_to_id(_FF) is None)
+    padding = _FF if not (added or vocab.is_text or tokenizer.token_to_id(_FF) is None) else None
+    if added:
+        padding = next((each.content for each in added.values() if each.content in _PADDING), None)
+    last = None if vocab.line_end is None else begin
     if len(vocab.opening_ids):
         first = LINE_ENDS[vocab.newlines]
         special = [(first, vocab.line_end)]
@@ -41,8 +49,8 @@ def fast_tokenizer(vocab: Vocab) -> TransformerXLTokenizer:
     return TransformerXLTokenizer(
         tokenizer_object=tokenizer,
         bos_token=begin,
-        eos_token=None if vocab.line_end is None else begin,
-        pad_token=_FF if padded else None,
+        eos_token=last if end is None else tokenizer.id_to_token(end),
+        pad_token=padding,
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
