@@ -94,9 +94,9 @@ def test_the_pages_about_a_release_link_to_files_that_exist() -> None:
 
 
 def test_the_security_page_states_the_limits_of_the_code() -> None:
-    from transformer_xl.data import reading
+    from transformer_xl.runtime import files
 
-    assert reading.UNPACKED == 1 << 30 and reading.RATIO == 100
+    assert files.UNPACKED == 1 << 30 and files.RATIO == 100
     text = " ".join((ROOT / "SECURITY.md").read_text().split())
     assert "at most 1 GiB or 100 times its size, whichever is larger" in text
 

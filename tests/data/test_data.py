@@ -107,7 +107,7 @@ def test_a_container_is_not_trained_on_as_text(name: str, unit: str, tmp_path: P
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.xz", "a.txt.bz2", "a.jsonl.gz"])
 def test_a_packed_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(reading, "UNPACKED", 10**6)
+    monkeypatch.setattr("transformer_xl.runtime.files.UNPACKED", 10**6)
     file = tmp_path / name
     with reading.OPENERS[file.suffix](file, "wb") as opened:
         opened.write(b'"' + b"a" * 2 * 10**6 + b'"')
@@ -545,8 +545,8 @@ class TestAnyText:
 
     def test_an_archive_bomb_leaves_no_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
-        monkeypatch.setattr("transformer_xl.data.reading.UNPACKED", 99)
-        monkeypatch.setattr("transformer_xl.data.reading.RATIO", 0)
+        monkeypatch.setattr("transformer_xl.runtime.files.UNPACKED", 99)
+        monkeypatch.setattr("transformer_xl.runtime.files.RATIO", 0)
         with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
             archive.writestr("bomb.txt", b"\0" * 999)
         with pytest.raises(ValueError, match="more than 99 bytes"):

@@ -22,7 +22,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from server import Server, Turn, serving
 
-from transformer_xl.data import reading
 from transformer_xl.data.corpora import archive as archives
 from transformer_xl.data.corpora.archive import unpack_if_archive
 from transformer_xl.data.corpora.download import DownloadSource, download
@@ -172,8 +171,8 @@ def unpack(archive: Path, home: Path) -> dict[str, bytes]:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which only the archive `a` may be, to unpack at most 20,011 bytes below `in`."""
     (tmp_path / "in").mkdir()
-    monkeypatch.setattr(reading, "UNPACKED", 20_011)
-    monkeypatch.setattr(reading, "RATIO", 0)
+    monkeypatch.setattr("transformer_xl.runtime.files.UNPACKED", 20_011)
+    monkeypatch.setattr("transformer_xl.runtime.files.RATIO", 0)
     return tmp_path
 
 

@@ -149,3 +149,11 @@ def test_without_pyarrow_a_sentence_says_what_to_install(tmp_path: Path, monkeyp
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(Mistake, match=r"needs pyarrow.*pip install pyarrow"):
         opened(file)
+
+
+def test_a_table_that_unpacks_to_much_more_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.runtime.files.UNPACKED", 10**6)
+    monkeypatch.setattr("transformer_xl.runtime.files.RATIO", 1)
+    parquet.write_table(pyarrow.table({"text": ["a" * 10_000] * 1000}), tmp_path / "a.parquet")
+    with pytest.raises(Mistake, match=r"a\.parquet unpacks to more than 1,000,000 bytes"):
+        open_corpus(CorpusConfig(name=str(tmp_path / "a.parquet")))

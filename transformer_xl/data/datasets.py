@@ -22,7 +22,7 @@ from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
 from .header import VERSION
 from .ids import largest_id
-from .reading import expand_home, read_file
+from .reading import expand_home, pieces, read_file
 from .texts import read_splits
 from .vocab import Newlines, Vocab
 
@@ -33,13 +33,15 @@ def cache_folder() -> Path:
     return expand_home(home) if home else platformdirs.user_cache_path("txl")
 
 
-def open_corpus(config: CorpusConfig | str | Path, vocab: Vocab | None = None, *, whole: bool = False) -> Corpus:
+def open_corpus(
+    config: CorpusConfig | str | Path, vocab: Vocab | None = None, *, whole: bool = False, extend: bool = False
+) -> Corpus:
     """Open the corpus `config.name`: a prepared corpus, a token store, or a text file, folder or archive.
 
     Instead of a `config`, a name opens a prepared corpus as it is, and a path opens a text as bytes. Text is tokenised
     into the cache. The vocabulary is `vocab` (of a trained model) if it is given, otherwise the file `config.vocab` if
     it is set, otherwise made from the text: for ids, up to the largest id of all splits. `read_splits` describes the
-    splits and `whole`.
+    splits and `whole`. With `extend`, tokens of the training split that `vocab` lacks are added to it.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.
@@ -57,9 +59,11 @@ def open_corpus(config: CorpusConfig | str | Path, vocab: Vocab | None = None, *
     elif store is not None:
         corpus = Corpus.open(store)
     elif path.exists():
-        return _tokenise(path, config, vocab, whole)
+        return _tokenise(path, config, vocab, whole, extend)
     else:
         raise missing_corpus(config.name)
+    if extend:
+        raise Mistake(f"corpus.extend_vocab is for a text, and {corpus.name} is tokenised. Give its text by --data.")
     if vocab is None and checked:
         _check_settings(config, corpus)
     return corpus if vocab in (None, corpus.vocab) else corpus.in_vocabulary(vocab)
@@ -135,15 +139,15 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
     return Corpus.open(store)
 
 
-def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool) -> Corpus:
+def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool, extend: bool) -> Corpus:
     if vocab is None and config.vocab:
         listed = expand_home(config.vocab)
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
-    settings = [VERSION, unit, newlines, config.min_count, config.reset_documents, vocab.fingerprint if vocab else None]
+    settings = [VERSION, unit, newlines, config.min_count, config.reset_documents]
     settings += [config.bpe_size] if unit == "bpe" else []
     settings += [config.column] if config.column else []
-    path = path.resolve()
+    path, notes = path.resolve(), []
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole=whole, column=config.column)
         if config.reset_documents and not texts.documents and max(map(len, texts.splits.values())) == 1:
@@ -151,10 +155,16 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
                 f"corpus.reset_documents must be false for {path}, which is one document a split: a document is a file "
                 "of a folder, or a line of a .jsonl file. Leave it out."
             )
-        if unit == "id" and vocab is None:
-            vocab = Vocab.of_ids(1 + largest_id(chain(*texts.splits.values())))
+        if unit == "id" and (vocab is None or extend):
+            size = 1 + largest_id(chain(*texts.splits.values()))
+            vocab = Vocab.of_ids(size if vocab is None else max(size, len(vocab)))
+        elif vocab is not None and extend:
+            parts = (piece for text in texts.splits.get("train", ()) for piece in pieces(text, unit))
+            known, vocab = len(vocab), vocab.extended(parts, config.min_count)
+            notes.append(f"{len(vocab) - known:,} new {unit}s were added to the vocabulary of {known:,}.")
         settings += [f"documents end with {config.document_end}"] if config.document_end else []
-        digest = hashlib.sha256(json.dumps([*settings, texts.digest]).encode()).hexdigest()
+        settings += [vocab.fingerprint if vocab else None, texts.digest]
+        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         corpus = Corpus.build(
             cache_folder() / "texts" / f"{path.stem}-{digest[:16]}",
             texts.splits,
@@ -171,4 +181,4 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             check=texts.check,
         )
     lost = [corpus.vocab.lost] if corpus.vocab.lost else []
-    return replace(corpus, notes=(*texts.notes, *lost))
+    return replace(corpus, notes=(*texts.notes, *notes, *lost))

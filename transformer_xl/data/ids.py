@@ -26,8 +26,8 @@ import numpy as np
 from jaxtyping import Integer
 
 from ..mistake import Mistake, shortened
-from ..runtime.files import digest_of, plain_file, read_table
-from .reading import LONGEST, Span, Text, lines_of, unpack_limit
+from ..runtime.files import digest_of, plain_file, read_table, unpack_limit
+from .reading import LONGEST, Span, Text, lines_of
 
 SUFFIXES = (".npy", ".npz", ".bin", ".json", ".jsonl")
 MOST_IDS = 1 << 20

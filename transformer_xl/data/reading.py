@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mistake import Mistake
-from ..runtime.files import plain_file
+from ..runtime.files import check_unpacked, plain_file
 from .bpe import last_cut
 from .tables import is_table, row_texts
 from .vocab import Unit
@@ -47,8 +47,6 @@ _PIECE = 1 << 18
 """Number of bytes to read at a time. A piece and its ids then fit into the processor's cache."""
 LONGEST = 1 << 26
 """Maximum number of bytes of a word or of a line of JSON."""
-UNPACKED, RATIO = 1 << 30, 100
-"""Maximum size of what is unpacked: this many bytes or this many times the packed size, whichever is larger."""
 _WHITE = re.compile(rb"[ \n]")
 
 
@@ -187,19 +185,14 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
         return
     part = Span(text) if isinstance(text, Path) else text
     with read_errors(part.file), open_file(part.file) as opened:
-        position, limit = part.start, unpack_limit(part.file) if part.file.suffix in OPENERS else sys.maxsize
+        position = part.start
         end = sys.maxsize if part.end is None else part.end
         opened.seek(position)
         while chunk := opened.read(min(size, end - position)):
             yield chunk
             position += len(chunk)
-            if position > limit:
-                raise Mistake(f"{part.file} unpacks to more than {limit:,} bytes. Unpack it, and name the result.")
-
-
-def unpack_limit(path: Path) -> int:
-    """How many bytes a packed file may hold."""
-    return max(UNPACKED, RATIO * path.stat().st_size)
+            if part.file.suffix in OPENERS:
+                check_unpacked(part.file, position)
 
 
 def _last_border(text: bytearray, unit: Unit, searched: int) -> int:

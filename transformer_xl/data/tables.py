@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..mistake import Mistake, printable, shortened
-from ..runtime.files import plain_file
+from ..runtime.files import check_unpacked, plain_file
 
 BINARY, PLAIN = (".parquet", ".arrow"), (".csv", ".tsv")
 """Tables by their names. Plain ones may also be read as text, so they are tables only where a column is named."""
-_ROWS = 1 << 10
-"""Number of rows to read at a time."""
+_ROWS = 1 << 7
+"""Number of rows to read at a time. A row may hold a megabyte, of which the file has a thousandth: repeated texts are
+stored once."""
 
 
 def is_table(file: Path, column: str = "") -> bool:
@@ -32,9 +33,13 @@ def row_texts(file: Path, column: str, start: int = 0, end: int | None = None) -
         Mistake: the file is damaged, or has no such column of texts.
     """
     with _sound(file):
-        rows = (text for batch in _batches(plain_file(file), column) for text in batch.to_pylist())
-        for text in islice(rows, start, end):
-            yield (text or "").encode("utf-8", "surrogatepass")
+        batches, size = _batches(plain_file(file), column), 0
+        parts = (batch.slice(first, _ROWS) for batch in batches for first in range(0, len(batch), _ROWS))
+        for text in islice((text for part in parts for text in part.to_pylist()), start, end):
+            encoded = (text or "").encode("utf-8", "surrogatepass")
+            size += len(encoded)
+            check_unpacked(file, size)
+            yield encoded
 
 
 def _batches(file: Path, column: str) -> Iterator[Any]:

@@ -13,7 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from typing import Any, Literal, get_args
@@ -85,6 +85,15 @@ class Vocab:
             if unit == "char":
                 counts[UNK] = 0
         return cls(unit, (*first, *(symbol for symbol, _ in counts.most_common())), newlines)
+
+    def extended(self, texts: Iterable[str | bytes], min_count: int) -> Vocab:
+        """The vocabulary with the other tokens of `texts` after its own, the most frequent first."""
+        counts: Counter[Any] = Counter()
+        for text in texts:
+            parts = _split(text, self.unit, self.newlines)
+            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
+        new = (symbol for symbol, count in counts.most_common() if symbol not in self._ids and count >= min_count)
+        return replace(self, symbols=(*self.symbols, *new))
 
     @classmethod
     def of_ids(cls, size: int) -> Vocab:

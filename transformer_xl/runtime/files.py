@@ -81,6 +81,21 @@ def plain_file(path: Path) -> Path:
     return path
 
 
+UNPACKED, RATIO = 1 << 30, 100
+"""Maximum size of what is unpacked: this many bytes or this many times the packed size, whichever is larger."""
+
+
+def unpack_limit(path: Path) -> int:
+    """How many bytes a packed file may hold."""
+    return max(UNPACKED, RATIO * path.stat().st_size)
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Raise a `Mistake` if a packed file holds more than `unpack_limit`."""
+    if size > UNPACKED and size > unpack_limit(path):
+        raise Mistake(f"{path} unpacks to more than {unpack_limit(path):,} bytes. Unpack it, and name the result.")
+
+
 def writable(path: Path, option: str) -> Path:
     """Return `path`; raise `Mistake` if it cannot be a file to write. Called before any work."""
     if path.exists() and not path.is_file():

@@ -26,12 +26,13 @@ from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
 from ..ops.choice import build_native
-from ..run.checkpoint import load_config, load_model, load_vocab, load_weights
+from ..run.checkpoint import load_config, load_model, load_vocab
 from ..run.folder import Run, find_checkpoint
 from ..runtime.device import resolve_device
 from ..runtime.files import refuse_odd_name
 from ..runtime.ranks import Ranks
 from .choices import choices, resolve_settings
+from .growth import load_grown
 from .loop import fit
 from .step import Trainer
 from .trackers import Trackers, require_installed
@@ -46,6 +47,8 @@ MAY_CHANGE = {
 """Settings of [train] that may change when a run is resumed. All settings of [eval] may change too."""
 _DROPOUTS = ["dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output", "locked_dropout", "weight_drop"]
 """Settings of [model] in which a run with --init may differ from the run that it starts from."""
+MOST_UNKNOWN = 0.1
+"""Maximum share of unknown words in the training split of a run with --init."""
 
 
 class Origin(NamedTuple):
@@ -87,7 +90,9 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
         vocab = Vocab.of_ids(config.model.vocab_size)
     if source is not None and vocab is not None:
         config = inherit(config, source, vocab, origin)
-    corpus = open_corpus(config.corpus, vocab=vocab)
+    if config.corpus.extend_vocab and vocab is None:
+        raise Mistake("corpus.extend_vocab needs --init, the run whose vocabulary it extends. Leave it out.")
+    corpus = open_corpus(config.corpus, vocab=vocab, extend=config.corpus.extend_vocab and source is not None)
     if resume:
         _check_text(run, corpus)
     _check_splits(config, corpus)
@@ -102,7 +107,8 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if source is not None:
-        load_weights(model, source)
+        _check_unknown(corpus)
+        load_grown(model, source / "model.safetensors", vocab or corpus.vocab)
     return Start(corpus, model, config, begun | {"chosen": chosen})
 
 
@@ -140,6 +146,18 @@ def _check_splits(config: RunConfig, corpus: Corpus) -> None:
         raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
 
 
+def _check_unknown(corpus: Corpus) -> None:
+    """Refuse a text of which the model that the run starts from does not know many words."""
+    train = corpus.header.splits["train"]
+    if train.unknown > MOST_UNKNOWN * train.tokens:
+        share = f"{train.unknown / train.tokens:.1%} of {train.tokens:,}"
+        raise Mistake(
+            f"The training split of {corpus.name} must have at most {MOST_UNKNOWN:.0%} of {corpus.unit}s that the "
+            f"model of --init does not know, and {share} are unknown. Add them with --corpus.extend-vocab, or give "
+            "another text."
+        )
+
+
 def _check_document_end(config: RunConfig, corpus: Corpus) -> None:
     """Refuse a token that ends documents and does not occur: the model would never see an end."""
     end, ids = config.model.document_end, corpus.split("train").ids
@@ -159,9 +177,13 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     """
     theirs = load_config(source)
     dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
-    counted = {name: getattr(theirs.corpus, name) for name in ("min_count", "bpe_size")}
+    extends = config.corpus.extend_vocab
+    counted = {"bpe_size": theirs.corpus.bpe_size}
+    counted |= {"min_count": config.corpus.min_count if extends else theirs.corpus.min_count}
     end = config.corpus.document_end or theirs.corpus.document_end
     corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, document_end=end, **counted)
+    if extends:
+        dropouts["vocab_size"] = 0
     new = replace(config, model=replace(theirs.model, **dropouts), corpus=corpus)
     problems = Problems()
     for setting in origin.given:

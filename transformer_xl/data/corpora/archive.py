@@ -16,8 +16,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...mistake import Mistake, shortened
-from ...runtime.files import UNFINISHED, explain_write_error, plain_file, remove_unfinished, wait_for
-from ..reading import DAMAGE, read_errors, unpack_limit
+from ...runtime.files import (
+    UNFINISHED,
+    explain_write_error,
+    plain_file,
+    remove_unfinished,
+    unpack_limit,
+    wait_for,
+)
+from ..reading import DAMAGE, read_errors
 
 _PACKED = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 _ZIP = (b"PK\3\4", b"PK\5\6")
