@@ -247,13 +247,13 @@ def test_other_settings_in_the_config_are_named(tmp_path, model):
     path = folder / "config.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"model": content["model"] | {"n_layers": 3}, "train": {"speed": "fast"}}))
-    with pytest.raises(ValueError, match=r"does not know: model\.n_layers, train\.speed"):
+    with pytest.raises(ValueError, match=r"model\.n_layers is not a setting.* train\.speed is not a setting"):
         load_config(folder)
     path.write_text(json.dumps(content | {"version": 3}))
     with pytest.raises(ValueError, match="format version 3"):
         load_config(folder)
     path.write_text(json.dumps(content | {"model": content["model"] | {"n_layer": "three"}}))
-    with pytest.raises(ValueError, match="wrong type"):
+    with pytest.raises(ValueError, match="must be"):
         load_config(folder)
     del content["train"]["betas"], content["eval"]
     path.write_text(json.dumps(content))  # an older version, that did not have these

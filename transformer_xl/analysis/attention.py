@@ -83,11 +83,7 @@ def terms_by_distance(
 
 
 def seen_by_distance(
-    queries: int,
-    keys: int,
-    columns: int,
-    first: First,
-    device: torch.device | None = None,
+    queries: int, keys: int, columns: int, first: First, device: torch.device | None = None
 ) -> Bool[Tensor, "#B 1 T columns"]:
     """Whether each query sees a key at each distance; `first` is the first key that it sees."""
     last = torch.arange(keys - queries, keys, device=device)[None] - (0 if first is None else first)
@@ -134,14 +130,7 @@ def _hook(layer: int, see: Callable[[Maps], None], block: int) -> Callable[..., 
     return before
 
 
-def _blocks(
-    layer: int,
-    inputs: list[Tensor],
-    *,
-    attn_len: int | None,
-    first: First,
-    block: int,
-) -> Iterator[Maps]:
+def _blocks(layer: int, inputs: list[Tensor], *, attn_len: int | None, first: First, block: int) -> Iterator[Maps]:
     q, k, r, u, v = inputs
     B, H, T, _ = q.shape
     memory = k.shape[2] - T

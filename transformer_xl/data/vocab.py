@@ -183,8 +183,8 @@ class Vocab:
     @property
     def lost(self) -> str:
         """A sentence about what a text loses in these tokens; "" if nothing."""
-        names = self._pairs.lost if self.unit == "bpe" else ()
-        return f"The tokenizer loses {', '.join(names)}: texts are read and written without." if names else ""
+        names = ", ".join(self._pairs.lost) if self.unit == "bpe" else ""
+        return names and f"The tokenizer loses {names}: texts are read and written without."
 
     @property
     def opening_ids(self) -> Integer[np.ndarray, " O"]:

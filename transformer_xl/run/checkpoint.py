@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..config.problems import WrongSettings
-from ..config.recipe import HINTS, SECTIONS
+from ..config.recipe import SECTIONS, Setting, run_of
 from ..config.settings import RunConfig
-from ..config.values import fits, listing, value_text
+from ..config.values import value_text
 from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.baselines import build_model, check_rebuilt
@@ -189,30 +188,17 @@ def config_of(stored: Mapping[str, object], path: Path) -> RunConfig:
     Raises:
         ValueError: it has settings that this version does not have, or values that do not fit each other.
     """
-    sections: dict[str, dict[str, Any]] = {}
-    unknown: list[str] = []
-    wrong: list[str] = []
-    for section, hints in HINTS.items():
-        table = stored.get(section, {})
-        if not isinstance(table, Mapping):
-            raise Mistake(f"{path} must hold a table for {section}. Restore it from a copy.")
-        sections[section] = {}
-        for name, value in table.items():
-            value = tuple(value) if isinstance(value, list) else value
-            if name not in hints:
-                unknown.append(f"{section}.{name}")
-            elif not fits(value, hints[name]):
-                wrong.append(f"{section}.{name}")
-            sections[section][name] = value
-    if unknown:
-        raise Mistake(f"{path} has settings this version does not know: {listing(unknown)}. Update transformer-xl.")
-    if wrong or "vocab_size" not in sections["model"]:
-        names = listing(wrong or ["model.vocab_size"])
-        raise Mistake(f"{path} has settings of the wrong type, or lacks them: {names}. Restore it from a copy.")
+    tables = {section: stored.get(section, {}) for section in SECTIONS}
+    settings = []
+    for section, table in tables.items():
+        if not isinstance(table, Mapping) or (section == "model" and "vocab_size" not in table):
+            raise Mistake(f"{path} must hold a table {section} with all that it needs. Restore it from a copy.")
+        settings += [Setting(section, name, value) for name, value in table.items()]
     try:
-        return RunConfig(**{section: owner(**sections[section]) for section, owner in SECTIONS.items()})
-    except WrongSettings as error:
-        raise Mistake(f"{path}: {error}") from error
+        return run_of(settings, [])
+    except Mistake as error:
+        reasons = " ".join(str(error).splitlines())
+        raise Mistake(f"{path}: {reasons} Update transformer-xl, or restore the file from a copy.") from error
 
 
 def load_vocab(folder: str | Path) -> Vocab:

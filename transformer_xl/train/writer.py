@@ -43,6 +43,7 @@ class BackgroundWriter:
     def __init__(self, *, kept: bool = True) -> None:
         self._snapshot = Snapshot(kept)
         self._work: Future[object] | None = None
+        self._thread: Thread = Thread()
 
     def __enter__(self) -> BackgroundWriter:
         return self
@@ -62,7 +63,8 @@ class BackgroundWriter:
         """Start `work` after the previous work is done."""
         self.wait()
         self._work = Future()
-        Thread(target=_do, args=(work, self._work), daemon=True).start()
+        self._thread = Thread(target=_do, args=(work, self._work), daemon=True)
+        self._thread.start()
 
     def check(self) -> None:
         """Raise the work's exception, if there is one."""
@@ -73,7 +75,10 @@ class BackgroundWriter:
         """Wait until the work is done."""
         work, self._work = self._work, None
         if work is not None:
-            work.result()
+            try:
+                work.result()
+            finally:
+                self._thread.join()  # a process that ends before it may abort
 
 
 def _do(work: Callable[[], object], done: Future[object]) -> None:
