@@ -86,7 +86,7 @@ class NgramEmbedding(nn.Module):
         """Table rows for the last T = `count` tokens: for each token one of each n-gram, then one of each match."""
         needed = count + self.reach
         codes = F.pad(tokens[:, -needed:] + 1, (max(needed - tokens.shape[1], 0), 0))
-        documents = (codes == (-1 if self.document_end is None else self.document_end + 1)).cumsum(1)
+        documents = None if self.document_end is None else (codes == self.document_end + 1).cumsum(1)
         keys = _hashes(codes, documents, (*self.lengths, *self.matches))
         found = [keys[n][:, -count:] for n in self.lengths]
         found += [_followers(codes, documents, keys[n], n, self.window, count) for n in self.matches]
@@ -115,7 +115,7 @@ def joined_tokens(ids: Ids, memory: Memory | KVCache) -> Int[Tensor, "B L"]:
 
 
 def _hashes(
-    codes: Int[Tensor, "B L"], documents: Int[Tensor, "B L"], lengths: Iterable[int]
+    codes: Int[Tensor, "B L"], documents: Int[Tensor, "B L"] | None, lengths: Iterable[int]
 ) -> dict[int, Int[Tensor, "B _"]]:
     """For each n in `lengths` the hash of the last n codes of a document, at each position but the first n - 1."""
     known = {1: _remainder(codes * BASE)}
@@ -124,8 +124,9 @@ def _hashes(
         if n not in known:
             newer = 1 << (n - 1).bit_length() - 1
             later, earlier = hash_of(newer)[:, n - newer :], hash_of(n - newer)[:, : codes.shape[1] - n + 1]
-            same = documents[:, n - 1 :] == documents[:, n - 1 - newer : codes.shape[1] - newer]
-            earlier = earlier.where(same, 0)
+            if documents is not None:
+                same = documents[:, n - 1 :] == documents[:, n - 1 - newer : codes.shape[1] - newer]
+                earlier = earlier.where(same, 0)
             known[n] = _remainder(later + pow(BASE, newer, PRIME) * earlier)
         return known[n]
 
@@ -140,20 +141,28 @@ def _remainder(x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 
 
 def _followers(
-    codes: Int[Tensor, "B L"], documents: Int[Tensor, "B L"], keys: Int[Tensor, "B K"], n: int, window: int, count: int
+    codes: Int[Tensor, "B L"],
+    documents: Int[Tensor, "B L"] | None,
+    keys: Int[Tensor, "B K"],
+    n: int,
+    window: int,
+    count: int,
 ) -> Int[Tensor, "B T"]:
     """For the n-grams that end at the last T = `count` positions: the code that followed the last earlier occurrence in
     the same document, 0 if that ended more than `window` positions earlier or does not exist."""
     places = torch.arange(keys.shape[1], device=keys.device)
     bits = keys.shape[1].bit_length()
-    whole = (codes[:, : keys.shape[1]] > 0) & (documents[:, : keys.shape[1]] == documents[:, n - 1 :])
+    whole = codes[:, : keys.shape[1]] > 0
+    if documents is not None:
+        whole &= documents[:, : keys.shape[1]] == documents[:, n - 1 :]
     keys = keys.where(whole, (1 << 31) + places)  # an n-gram that is not whole occurs nowhere else
     marked = keys << bits | places
     ordered, own = _sorted_rows(marked), marked[:, -count:].contiguous()
     before = ordered.gather(1, (torch.searchsorted(ordered, own) - 1).clamp(min=0))
     last = before & (1 << bits) - 1
     found = (before < own) & (before >> bits == own >> bits) & (places[-count:] - last <= window)
-    found &= documents[:, n - 1 :].gather(1, last) == documents[:, -count:]
+    if documents is not None:
+        found &= documents[:, n - 1 :].gather(1, last) == documents[:, -count:]
     return codes[:, n - 1 :].gather(1, (last + 1).clamp(max=keys.shape[1] - 1)).where(found, 0)
 
 
