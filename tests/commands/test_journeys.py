@@ -187,7 +187,7 @@ def test_fine_tuning_starts_from_the_weights_and_vocabulary_of_a_run(home: Path,
 
 def test_a_fine_tuned_run_resumes_with_its_first_vocabulary(home: Path):
     Path("one.txt").write_text("a b c d e f g\n" * 60)
-    Path("two.txt").write_text("a b x y z\n" * 60)
+    Path("two.txt").write_text("a b c d e f g a b c d e x\n" * 60)
     few = [*TINY, "--train.max-steps", "2"]
     assert main(["train", "text-words", "--data", "one.txt", "--out", "runs/words1", *few]) == 0
     begin = ["train", "text-words", "--data", "two.txt", "--out", "runs/words2"]

@@ -101,6 +101,22 @@ def test_the_probabilities_of_the_next_token_are_those_of_its_score(model):
     assert len(model.next_tokens("b", context)) == min(10, len(model.vocab))
 
 
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+def test_a_list_gives_what_each_text_gives(model: LanguageModel) -> None:
+    """Texts of any length, also empty and longer than a segment; their contexts go on as those of one text."""
+    texts = ["ab", "", "b" * 17, "a", "abba"]
+    for ours, theirs in zip(model.score(texts), map(model.score, texts), strict=True):
+        assert ours.tokens == theirs.tokens and ours.bytes == theirs.bytes
+        np.testing.assert_allclose(ours.nats, theirs.nats, rtol=1e-9)
+        more = [model.score("ba", each.context).nats for each in (ours, theirs)]
+        np.testing.assert_allclose(*more, rtol=1e-9)
+    for ours, theirs in zip(model.next_tokens(texts, count=3), map(model.next_tokens, texts), strict=True):
+        assert [name for name, _ in ours] == [name for name, _ in theirs[:3]]
+    written = model.generate(texts, max_tokens=6, seed=5)
+    assert written == [model.generate(each, max_tokens=6, seed=5 + row) for row, each in enumerate(texts)]
+    assert model.score([]) == [] and model.next_tokens([]) == [] and model.generate([]) == []
+
+
 def test_a_line_costs_what_txl_score_says():
     for vocab, line in ((WORDS, "a bird sang a cat"), (BYTES, "aé b"), (CHARS, "aéb")):
         model = language_model(vocab)
@@ -201,7 +217,9 @@ def test_scores_are_in_fp32_also_under_autocast():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda m: m.score(["a", "b"]), "A text must be a str or bytes, got list"),
+        (lambda m: m.score(["a", 7]), "A text must be a str or bytes, got int"),
+        (lambda m: m.score(["a"], m.score("b").context), "context must be the context of one .* got a list of texts"),
+        (lambda m: m.next_tokens("a", "b"), "context must be the context of one scored text, .* got str"),
         (lambda m: m.score(None), "A text must be a str or bytes, got NoneType"),
         (lambda m: m.generate(7), "A text must be a str or bytes, got int"),
         (lambda m: m.next_tokens("a", count=0), "count must be at least 1, got 0"),

@@ -12,19 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from torch.nn.utils.rnn import pad_sequence
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..run.checkpoint import LoadedModel
 from ..runtime.device import autocast
 from .generate import Context, Sampling, TokenText, Writer, prompt_ids, read_prompts, stream_text
-from .score import State, bits, device_of, perplexity, ratio
+from .score import bits, device_of, perplexity, ratio
 from .sliding import Sliding
+
+_TOGETHER = 64
+"""Number of texts of a list that are read side by side."""
 
 
 class ScoredTokens(NamedTuple):
@@ -68,59 +72,118 @@ class LanguageModel(LoadedModel):
             raise Mistake(f"with_lengths takes tgt_len, mem_len, clamp_len and attn_len, got {', '.join(unknown)}.")
         return self._replace(config=replace(self.config, eval=replace(self.config.eval, **lengths)))
 
-    def score(self, text: str | bytes, context: Context | None = None) -> ScoredTokens:
-        """The surprise of each token of `text`, which continues `context` or starts a text.
+    @overload
+    def score(self, text: str | bytes, context: Context | None = None) -> ScoredTokens: ...
+
+    @overload
+    def score(self, text: list[str] | list[bytes], context: None = None) -> list[ScoredTokens]: ...
+
+    def score(
+        self, text: str | bytes | list[str] | list[bytes], context: Context | None = None
+    ) -> ScoredTokens | list[ScoredTokens]:
+        """The surprise of each token of `text`, which continues `context` or starts a text; or of each text of a list,
+        of which those of at most `tgt_len` tokens are read side by side.
 
         A text that starts here comes after a line end, as in `txl score`. If the vocabulary has no line end, the first
         token is only context and has no cost.
 
         Raises:
-            Mistake: a part of `text` has no token.
+            Mistake: a part of `text` has no token, or a list has a context.
         """
-        ends = [] if self.vocab.line_end is None else [self.vocab.line_end]
-        ids = np.concatenate([ends if context is None else context.last, self.vocab.encode(text)]).astype(np.int64)
-        lengths, state = self._begin(context)
-        reader, row = self._reader(lengths), torch.from_numpy(ids).to(device_of(self.model))[None]
-        nats = [np.zeros(0)]
-        for start in range(0, len(ids) - 1, lengths.tgt_len):
-            window = row[:, start : start + lengths.tgt_len + 1]
-            with torch.no_grad(), autocast("fp32", row.device):
-                nll, state = reader(window[:, :-1], window[:, 1:], state, lengths)
-            nats.append(nll[0].double().cpu().numpy())
-        tokens: list[str] = []
-        if len(ids) > 1:
-            writer = TokenText(self.vocab, ids[:1])
-            tokens = [writer.write(token) for token in ids[1:].tolist()]
-        sizes = self.vocab.token_sizes()
-        size = None if sizes is None else int(sizes[ids[1:]].sum())
-        read = Context(state, ids[-1:], lengths, self.vocab.fingerprint)
-        return ScoredTokens(tokens, np.concatenate(nats), size, read)
+        ends = np.array([] if self.vocab.line_end is None else [self.vocab.line_end], np.int64)
+        _check_context(context, text)
+        before = ends if context is None else context.last
+        rows = [np.concatenate([before, self.vocab.encode(each)]).astype(np.int64) for each in _listed(text)]
+        lengths = self._lengths(context)
+        shared = [n for n, ids in enumerate(rows) if len(ids) <= lengths.tgt_len + 1 and self.model.takes_padding]
+        shared = sorted(shared, key=lambda n: len(rows[n])) if context is None and lengths.mem_len else []
+        found: dict[int, ScoredTokens] = {}
+        for start in range(0, len(shared), _TOGETHER):
+            group = shared[start : start + _TOGETHER]
+            found |= zip(group, self._scored([rows[n] for n in group], lengths, None), strict=True)
+        for n, ids in enumerate(rows):
+            if n not in found:
+                [found[n]] = self._scored([ids], lengths, context)
+        return [found[n] for n in range(len(rows))] if isinstance(text, list) else found[0]
 
+    def _scored(
+        self, rows: list[Int[np.ndarray, " _"]], lengths: Lengths, context: Context | None
+    ) -> list[ScoredTokens]:
+        """The costs of rows that are read together, padded on the left. Only a single row may be longer than a segment
+        or have a context."""
+        reader, device = self._reader(lengths), device_of(self.model)
+        counts = torch.tensor([len(ids) for ids in rows], device=device)
+        whole = pad_sequence(list(map(torch.from_numpy, rows)), batch_first=True, padding_side="left").to(device)
+        with torch.no_grad(), autocast("fp32", device):
+            valid = counts - whole.shape[1] if len(rows) > 1 else None
+            state = context.copy() if context else reader.empty_cache(len(rows), lengths, valid=valid)
+            nats = [np.zeros((len(rows), 0))]
+            for start in range(0, whole.shape[1] - 1, lengths.tgt_len):
+                window = whole[:, start : start + lengths.tgt_len + 1]
+                nll, state = reader(window[:, :-1], window[:, 1:], state, lengths)
+                nats.append(nll.double().cpu().numpy())
+        costs, sizes, found = np.concatenate(nats, 1), self.vocab.token_sizes(), []
+        for row, ids in enumerate(rows):
+            writer = TokenText(self.vocab, ids[:1]) if len(ids) > 1 else None
+            tokens = [writer.write(token) for token in ids[1:].tolist()] if writer else []
+            size = None if sizes is None else int(sizes[ids[1:]].sum())
+            read = Context(state.select(slice(row, row + 1)), ids[-1:], lengths, self.vocab.fingerprint)
+            found.append(ScoredTokens(tokens, costs[row, costs.shape[1] - len(tokens) :], size, read))
+        return found
+
+    @overload
     def next_tokens(
         self, prompt: str | bytes = "", context: Context | None = None, *, count: int = 10
-    ) -> list[tuple[str, float]]:
-        """The `count` likeliest tokens after `prompt` with their probabilities, the likeliest first.
+    ) -> list[tuple[str, float]]: ...
+
+    @overload
+    def next_tokens(
+        self, prompt: list[str] | list[bytes], context: None = None, *, count: int = 10
+    ) -> list[list[tuple[str, float]]]: ...
+
+    def next_tokens(
+        self, prompt: str | bytes | list[str] | list[bytes] = "", context: Context | None = None, *, count: int = 10
+    ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
+        """The `count` likeliest tokens after `prompt` with their probabilities, the likeliest first; of a list, those
+        after each prompt.
 
         Raises:
-            Mistake: `count` is below 1, or a part of `prompt` has no token.
+            Mistake: `count` is below 1, a part of `prompt` has no token, or a list has a context.
         """
         if count < 1:
             raise Mistake(f"count must be at least 1, got {count}.")
-        lengths, state = self._begin(context)
-        ids = prompt_ids(self.vocab, prompt, context).astype(np.int64)
-        device = device_of(self.model)
-        log_probs, _ = read_prompts(
-            self._reader(lengths), torch.from_numpy(ids)[None], [len(ids)], lengths, device, state=state
-        )
-        best = log_probs[0].exp().topk(min(count, len(self.vocab)))
-        return [
-            (TokenText(self.vocab, ids).write(token), p)
-            for token, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        _check_context(context, prompt)
+        lengths = self._lengths(context)
+        rows = [prompt_ids(self.vocab, each, context).astype(np.int64) for each in _listed(prompt)]
+        if not rows:
+            return []
+        ids = pad_sequence(list(map(torch.from_numpy, rows)), batch_first=True, padding_side="left")
+        state = None if context is None else context.copy()
+        counts, device = list(map(len, rows)), device_of(self.model)
+        log_probs, _ = read_prompts(self._reader(lengths), ids, counts, lengths, device, state=state)
+        best = log_probs.exp().topk(min(count, len(self.vocab)))
+        found = [
+            [(TokenText(self.vocab, row).write(token), p) for token, p in zip(*pair, strict=True)]
+            for row, *pair in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True)
         ]
+        return found if isinstance(prompt, list) else found[0]
 
-    def generate(self, prompt: str | bytes = "", context: Context | None = None, **options: Any) -> str:
-        """The text that the model writes after `prompt`, without it; see `stream`."""
-        return "".join(self.stream(prompt, context, **options))
+    @overload
+    def generate(self, prompt: str | bytes = "", context: Context | None = None, **options: Any) -> str: ...
+
+    @overload
+    def generate(self, prompt: list[str] | list[bytes], context: None = None, **options: Any) -> list[str]: ...
+
+    def generate(
+        self, prompt: str | bytes | list[str] | list[bytes] = "", context: Context | None = None, **options: Any
+    ) -> str | list[str]:
+        """The text that the model writes after `prompt`, without it; see `stream`. Of a list, those of all prompts,
+        which are written side by side: row b draws with `seed` + b."""
+        _check_context(context, prompt)
+        texts = [""] * len(_listed(prompt))
+        for row, text in self._stream(_listed(prompt), context, **options):
+            texts[row] += text
+        return texts if isinstance(prompt, list) else texts[0]
 
     def stream(
         self, prompt: str | bytes = "", context: Context | None = None, *, max_tokens: int = 500, **sampling: Any
@@ -133,19 +196,16 @@ class LanguageModel(LoadedModel):
         Raises:
             Mistake: an impossible value, or a part of `prompt` that has no token.
         """
+        for _, text in self._stream([prompt], context, max_tokens=max_tokens, **sampling):
+            yield text
+
+    def _stream(
+        self, prompts: list[Any], context: Context | None, *, max_tokens: int = 500, **sampling: Any
+    ) -> Iterator[tuple[int, str]]:
         if max_tokens < 0:
             raise Mistake(f"max_tokens must be at least 0, got {max_tokens}.")
         lengths, drawn = self._lengths(context), Sampling(**sampling)
-        for _, text in stream_text(self.model, self.vocab, [prompt], lengths, drawn, max_tokens, context=context):
-            yield text
-
-    def _begin(self, context: Context | None) -> tuple[Lengths, State]:
-        """The lengths, and a state that a call may change."""
-        lengths = self._lengths(context)
-        if context is not None:
-            return lengths, context.copy()
-        with torch.no_grad(), autocast("fp32", device_of(self.model)):
-            return lengths, self._reader(lengths).empty_cache(1, lengths)
+        return stream_text(self.model, self.vocab, prompts, lengths, drawn, max_tokens, context=context)
 
     def _lengths(self, context: Context | None) -> Lengths:
         if context is None:
@@ -158,3 +218,15 @@ class LanguageModel(LoadedModel):
         """A copy of the model for inference."""
         copy = self.model.for_inference()
         return copy if lengths.mem_len else Sliding(copy, lengths.tgt_len)
+
+
+def _listed(texts: Any) -> list[Any]:
+    """One text, or several, as a list."""
+    return texts if isinstance(texts, list) else [texts]
+
+
+def _check_context(context: object, text: object) -> None:
+    """Raise a `Mistake` unless `context` is None, or that of a single text."""
+    if context is not None and (isinstance(text, list) or not isinstance(context, Context)):
+        given = "a list of texts" if isinstance(text, list) else type(context).__name__
+        raise Mistake(f"context must be the context of one scored text, which it continues, got {given}. Leave it out.")
