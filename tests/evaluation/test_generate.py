@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -98,6 +99,27 @@ def test_tokens_without_probability_are_never_drawn(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *size, dtype, **_: torch.zeros(size, dtype=dtype))
     drawn = sample(torch.tensor([[0.0, 0.0, 0.4, 0.6]]).log(), Sampling(), Sampling(seed=1).generators(1))
     assert drawn.tolist() == [2]
+
+
+def test_what_is_forbidden_is_never_drawn_and_a_bias_is_added():
+    scores = torch.randn(3, 7, generator=torch.Generator().manual_seed(1))
+    found = next_token_probs(scores, Sampling(top_k=0, forbid=(2, 5), bias=((0, 1.5), (2, 9.0))))
+    moved = scores.double()
+    moved[:, 0] += 1.5
+    moved[:, [2, 5]] = -torch.inf
+    torch.testing.assert_close(found, moved.softmax(1))
+    with pytest.raises(Mistake, match="must leave a token"):
+        next_token_probs(scores, Sampling(forbid=tuple(range(7))))
+    with pytest.raises(Mistake, match="ids from 0 to 6, got 7"):
+        next_token_probs(scores, Sampling(forbid=(7,)))
+
+
+def test_each_row_follows_what_is_allowed_after_its_own_ids():
+    """A grammar: ids grow by one, and begin anew after 6."""
+    allow = lambda drawn: [(drawn[-1] + 1) % 7] if drawn else [2, 4]  # noqa: E731
+    rows = ids_of_rows(transformer(), [prompt(3), prompt(9)], Sampling(allow=allow, seed=1), 8)
+    for ids in rows:
+        assert ids[0] in (2, 4) and all(b == (a + 1) % 7 for a, b in pairwise(ids))
 
 
 def test_nan_probabilities_raise_an_error():

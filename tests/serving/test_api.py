@@ -191,7 +191,9 @@ def test_a_shorter_memory_forgets(live: Live) -> None:
         ("stream", "yes", "valid boolean"),
         ("best_of", 3, "should be 1"),
         ("presence_penalty", 0.5, "less than or equal to 0"),
-        ("logit_bias", {"5": 1.0}, "not permitted"),
+        ("logit_bias", {"256": 1.0}, "ids from 0 to 255"),
+        ("logit_bias", {"-1": 1.0}, "must name token ids"),
+        ("logit_bias", {"5": 101.0}, "less than or equal to 100"),
         ("__class__", 1, "not permitted"),
         ("mem_len", 0, "greater than or equal to 1"),
         ("mem_len", 17, "from 1 to 16"),
@@ -418,3 +420,10 @@ def test_the_command_refuses_in_sentences(tmp_path: Path, capsys: pytest.Capture
         ):
             assert main(["serve", str(run), *words]) == 2
             assert told in capsys.readouterr().err
+
+
+def test_a_bias_makes_a_token_certain_or_impossible(live):
+    asked = {"prompt": "a bird", "max_tokens": 9, "seed": 4}
+    assert live.post(**asked, logit_bias={"98": 100.0})["choices"][0]["text"] == "b" * 9
+    never = {str(byte): -100.0 for byte in range(256) if not 97 <= byte <= 122}
+    assert live.post(**asked, logit_bias=never)["choices"][0]["text"].isalpha()

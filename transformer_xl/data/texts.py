@@ -21,7 +21,7 @@ from ..runtime.files import digest_of
 from .formats import container_of, refuse_container
 from .header import SPLITS, WHOLE
 from .ids import SUFFIXES, read_ids
-from .reading import Span, border, chunks, documents, has_documents, is_jsonl, open_file, read_errors
+from .reading import Span, border, chunks, documents, has_documents, is_jsonl, lines_of, open_file, read_errors
 from .tables import is_table, row_texts
 from .vocab import Unit
 
@@ -336,21 +336,11 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
     if is_table(text.file, text.column):
         return position
     if is_jsonl(text.file):
-        return first + inside + _line_size(text)
+        return first + min(inside + len(next(lines_of(text))) + 1, each.size)  # a line end counts
     window = b"".join(chunks(replace(text, end=text.start + min(_WINDOW, each.size - inside))))
     line = window.find(b"\n", 0, near) + 1 if unit == "word" else 0
     cut = line or border(window, 0, unit)
     return first + (each.size if unit == "word" and cut == len(window) else inside + cut)
-
-
-def _line_size(text: Span) -> int:
-    """Number of bytes up to the first line end, which counts."""
-    size = 0
-    for chunk in chunks(text):
-        if (end := chunk.find(b"\n") + 1) > 0:
-            return size + end
-        size += len(chunk)
-    return size
 
 
 def _describe(splits: Mapping[str, Sequence[_File]], unit: Unit) -> str:

@@ -6,8 +6,9 @@ The paper's samples (Appendix E) come from top-k sampling with k = 40 after up t
 from __future__ import annotations
 
 import codecs
+import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -20,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 from ..model.step import Step, step_state
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
@@ -70,6 +71,12 @@ class Sampling:
     """Row b draws from a random generator of its own with seed + b. None: a different text each time."""
     stop: tuple[str, ...] = ()
     """A row's text ends before the first of these strings."""
+    forbid: tuple[int, ...] = ()
+    """Ids that are never drawn."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """Pairs of an id and what is added to its log-probability."""
+    allow: Callable[[list[int]], Collection[int]] | None = None
+    """Called with the ids that a row has drawn; returns those of which one may follow, for instance by a grammar."""
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -85,6 +92,10 @@ class Sampling:
             yield f"top_p must be above 0 and at most 1, got {self.top_p}. Use 1 to draw from all tokens."
         if isinstance(self.stop, str) or not all(self.stop):
             yield f"stop must be a tuple of strings that are not empty, got {self.stop!r}."
+        if not all(type(i) is int and i >= 0 for i in (*self.forbid, *dict(self.bias))):
+            yield f"forbid and bias must name ids, got {shortened(repr((self.forbid, self.bias)))}."
+        if not all(math.isfinite(number) for number in dict(self.bias).values()):
+            yield f"bias must be finite numbers, got {shortened(repr(self.bias))}. Use forbid for what is never drawn."
 
     def generators(self, rows: int) -> list[torch.Generator]:
         """One random generator per row, because a row's text must not depend on other rows."""
@@ -93,11 +104,20 @@ class Sampling:
 
 
 def next_token_probs(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Float[Tensor, "B V"]:
-    """The probabilities to draw from, float64, rows summing to one: temperature, then top-k, then top-p.
+    """The probabilities to draw from, float64, rows summing to one: bias, temperature, then top-k, then top-p.
 
     Among equal scores the lower id is kept, so exactly `top_k` tokens remain. Temperature 0 leaves one token.
     """
     scores = log_probs.double()
+    if named := (*sampling.forbid, *dict(sampling.bias)):
+        if max(named) >= scores.shape[1]:
+            raise Mistake(f"forbid and bias must name ids from 0 to {scores.shape[1] - 1:,}, got {max(named)}.")
+        scores = scores.clone()
+        for i, number in sampling.bias:
+            scores[:, i] += number
+        scores[:, list(sampling.forbid)] = -torch.inf
+    if (named or sampling.allow) and scores.isneginf().all(1).any():
+        raise Mistake("forbid and allow must leave a token that may follow, and leave none.")
     if sampling.temperature == 0:
         return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
     scores = (scores - scores.amax(dim=1, keepdim=True)) / sampling.temperature  # no overflow, because the largest is 0
@@ -158,6 +178,7 @@ def stream(
         model = Sliding(model, lengths.tgt_len)
     model = model.for_inference(precision)
     past: State | Step | None = None
+    drawn: list[list[int]] = [[] for _ in prompts]
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
     tensors = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
     inputs = pad_sequence(tensors, batch_first=True, padding_side="left")
@@ -166,7 +187,11 @@ def stream(
             log_probs, past = read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision, state)
         else:
             log_probs, past = _read_tokens(model, inputs.to(device), past, lengths, precision)
+        if sampling.allow is not None:
+            log_probs = _only(log_probs, [list(sampling.allow(drawn[row])) for row in rows])
         ids = sample(log_probs, sampling, [generators[row] for row in rows])
+        for row, new in zip(rows, ids.tolist(), strict=True):
+            drawn[row].append(new)
         yield list(zip(rows, ids.tolist(), strict=True))
         going = [i for i, row in enumerate(rows) if ended is None or not ended(row)]
         if not going:
@@ -175,6 +200,14 @@ def stream(
             kept = torch.tensor(going)
             rows, ids, past = [rows[i] for i in going], ids[kept], past.select(kept.to(device))
         inputs = ids[:, None]
+
+
+def _only(log_probs: Float[Tensor, "B V"], allowed: list[list[int]]) -> Float[Tensor, "B V"]:
+    """The log-probabilities of the ids that may follow in each row; -inf for all others."""
+    kept = torch.full_like(log_probs, -torch.inf)
+    for row, ids in enumerate(allowed):
+        kept[row, ids] = log_probs[row, ids]
+    return kept
 
 
 def read_prompts(

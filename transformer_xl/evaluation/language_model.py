@@ -191,7 +191,8 @@ class LanguageModel(LoadedModel):
         """Yield the text after `prompt`, which continues `context` or starts a text, while the model writes it.
 
         Args:
-            sampling: the fields of `Sampling`: `temperature`, `top_k`, `top_p`, `seed`, `stop`.
+            sampling: the fields of `Sampling`: `temperature`, `top_k`, `top_p`, `seed`, `stop`, `forbid`, `bias`,
+                `allow`. `forbid` may hold tokens as text, for instance ("<unk>",).
 
         Raises:
             Mistake: an impossible value, or a part of `prompt` that has no token.
@@ -204,8 +205,15 @@ class LanguageModel(LoadedModel):
     ) -> Iterator[tuple[int, str]]:
         if max_tokens < 0:
             raise Mistake(f"max_tokens must be at least 0, got {max_tokens}.")
-        lengths, drawn = self._lengths(context), Sampling(**sampling)
+        forbid = [self._id_of(each) for each in sampling.pop("forbid", ())]
+        lengths, drawn = self._lengths(context), Sampling(**sampling, forbid=tuple(forbid))
         return stream_text(self.model, self.vocab, prompts, lengths, drawn, max_tokens, context=context)
+
+    def _id_of(self, token: str | int) -> int:
+        found = self.vocab.id_of(token) if isinstance(token, str) else token
+        if found is None:
+            raise Mistake(f"forbid must name tokens of the vocabulary ({self.vocab}), got {token!r}.")
+        return found
 
     def _lengths(self, context: Context | None) -> Lengths:
         if context is None:

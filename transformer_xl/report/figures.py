@@ -104,18 +104,13 @@ def complete_figures(run: Path, device: str = "auto") -> None:
     loaded = trained.load()
     split = trained.text(loaded.vocab, None, None, loaded.config.eval.split)
     print(f"txl: Computing the figures of {run} that need its model.", file=sys.stderr)
-    figures = model_figures(loaded, split, checkpoint, precision=trained.precision)
-    write_whole(run / FILE, json.dumps({"sum": _sum(figures), "figures": figures}) + "\n")
-
-
-def model_figures(loaded: LoadedModel, split: Split, checkpoint: Path, *, precision: str) -> Figures:
-    """The figures of one checkpoint."""
-    return Figures(
+    figures = Figures(
         checkpoint=identity(checkpoint),
         split=split.name,
-        costs=memory_costs(loaded, split, precision),
-        passage=passage(loaded, split, precision),
+        costs=memory_costs(loaded, split, trained.precision),
+        passage=passage(loaded, split, trained.precision),
     )
+    write_whole(run / FILE, json.dumps({"sum": _sum(figures), "figures": figures}) + "\n")
 
 
 def memory_lengths(config: RunConfig) -> list[int]:

@@ -166,6 +166,15 @@ class Service:
             raise Refused(400, f"prompt must be at most {most:,} tokens in all, got {read:,}.", "prompt")
 
 
+def bias_of(asked: dict[str, float], vocab: Vocab) -> tuple[tuple[int, float], ...]:
+    """The pairs of ids and numbers in `logit_bias`, in the order of ids. Raises `Refused` for what is no id."""
+    if not all(name.isascii() and name.isdecimal() and len(name) < 10 for name in asked):
+        raise Refused(400, "logit_bias must name token ids, as decimal numbers.", "logit_bias")
+    pairs = sorted((int(name), number) for name, number in asked.items())
+    check_ids([i for i, _ in pairs], vocab, "logit_bias")
+    return tuple(pairs)
+
+
 def check_ids(ids: list[int], vocab: Vocab, name: str) -> None:
     if max(ids, default=0) >= len(vocab):
         raise Refused(400, f"{name} must hold ids from 0 to {len(vocab) - 1:,}.", name)
@@ -199,7 +208,12 @@ class Answer:
         self.ids: list[str] = [new_id() for _ in prompts for _ in range(asked.n)]
         stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         sampling = Sampling(
-            temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p, seed=asked.seed, stop=tuple(stops)
+            temperature=asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+            seed=asked.seed,
+            stop=tuple(stops),
+            bias=bias_of(asked.logit_bias or {}, service.vocab),
         )
         self.jobs: list[Job] = [
             Job(

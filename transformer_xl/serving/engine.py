@@ -291,14 +291,15 @@ class Engine:
         self.counts.seconds += seconds
         self._lead -= seconds
         broken = log_probs.isnan().any(dim=1).tolist()
-        groups: defaultdict[tuple[float, int, float, int], dict[int, Writing]] = defaultdict(dict)
+        groups: defaultdict[tuple[object, ...], dict[int, Writing]] = defaultdict(dict)
         for row, holder in holders.items():
             if broken[row]:
                 holder.job.emit(Failed(Refused(500, "The model's probabilities are not numbers (nan).")))
                 self._writing[row] = None
             else:
-                job = holder.job  # those with the same settings draw alike, each with its own random numbers
-                groups[job.sampling.temperature, job.sampling.top_k, job.sampling.top_p, job.top][row] = holder
+                how, top = holder.job.sampling, holder.job.top
+                # Those with the same settings draw alike, each with its own random numbers.
+                groups[how.temperature, how.top_k, how.top_p, how.bias, top][row] = holder
         for group in groups.values():
             self._draw(group, log_probs[list(group)])
 

@@ -15,6 +15,7 @@ Ids = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompts = Annotated[list[str | Ids], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=0, le=0)]
 
 
@@ -86,6 +87,8 @@ class Completion(BaseModel):
     """Go on after the text of this response, or of one of its choices, without reading it again."""
     store: bool = True
     """Keep what was read and written, so that `previous_response_id` can name it."""
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=300)] | None = None
+    """For token ids, as decimal numbers, what is added to their log-probabilities."""
     user: str | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
