@@ -18,6 +18,7 @@ from transformer_xl import (
     Lengths,
     RunConfig,
     StreamLoader,
+    TrainConfig,
     TransformerXL,
     TransformerXLConfig,
     evaluate,
@@ -25,7 +26,6 @@ from transformer_xl import (
     open_corpus,
     save_checkpoint,
 )
-from transformer_xl.config.settings import TrainConfig
 
 
 def main(steps: int = 300, out: Path = Path("runs/own-loop/checkpoint")) -> None:

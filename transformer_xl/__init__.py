@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config.recipe import load_recipe
-    from .config.settings import Lengths, RunConfig, TransformerXLConfig
+    from .config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
     from .data.datasets import open_corpus
     from .data.loader import StreamLoader
     from .evaluation.generate import Sampling, generate
     from .evaluation.language_model import LanguageModel
     from .evaluation.score import evaluate
     from .interop.hub import load_model
+    from .model.attention import sinusoids
     from .model.baselines import build_model, register
     from .model.bidirectional import BidirectionalAttention
     from .model.memory import Memory
@@ -36,6 +37,7 @@ __all__ = [
     "RunConfig",
     "Sampling",
     "StreamLoader",
+    "TrainConfig",
     "TransformerXL",
     "TransformerXLBackbone",
     "TransformerXLConfig",
@@ -51,6 +53,7 @@ __all__ = [
     "register",
     "resolve_settings",
     "save_checkpoint",
+    "sinusoids",
 ]
 
 _HOMES = {
@@ -72,6 +75,8 @@ _HOMES = {
     "evaluate": "evaluation.score",
     "generate": "evaluation.generate",
     "RunConfig": "config.settings",
+    "TrainConfig": "config.settings",
+    "sinusoids": "model.attention",
     "Sampling": "evaluation.generate",
     "StreamLoader": "data.loader",
     "save_checkpoint": "run.checkpoint",

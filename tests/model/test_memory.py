@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -115,3 +117,11 @@ def test_rows_to_reset_are_marks_of_any_kind_and_nothing_else(kind: str) -> None
     for other in ([0], [0, 1], torch.tensor([1.0, 0.0]), torch.tensor([1, 0], dtype=torch.uint8), [True]):
         with pytest.raises(Mistake, match="rows must be true or false for each of 2 rows"):
             state().reset(other)
+
+
+def test_a_saved_memory_is_loaded_without_executing_code(tmp_path: Path) -> None:
+    memory = Memory((torch.ones(2, 3, 4),), torch.tensor([1, 3]))
+    torch.save(memory, tmp_path / "memory.pt")
+    again = torch.load(tmp_path / "memory.pt", weights_only=True)
+    assert isinstance(again, Memory) and torch.equal(again.layers[0], memory.layers[0])
+    assert torch.equal(again.counts, memory.counts)

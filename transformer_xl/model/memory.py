@@ -99,6 +99,9 @@ class Memory(NamedTuple):
         return Memory(self.layers, self.counts.masked_fill(marked, 0), False, tokens)
 
 
+torch.serialization.add_safe_globals([Memory])  # so that `torch.load` reads a saved memory
+
+
 def first_keys(memory: int, valid: Valid, begins: Bool[Tensor, "B T"] | None) -> First:
     """The first key that each query sees after `memory` positions, of which `valid` count. Where a token of the segment
     `begins` a document, it and what follows see nothing before it."""
