@@ -10,10 +10,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from transformer_xl import build_model, load_recipe
 from transformer_xl.mistake import Mistake
 from transformer_xl.ops import relative_attention
 
@@ -29,6 +31,23 @@ def call(backend: str, dtype: torch.dtype, tensors: list[Tensor], first: Tensor 
         torch.autograd.grad(out.sum(), tensors)
 
     return run
+
+
+def step(recipe: str, end: int | None) -> Callable[[], object]:
+    """Forward and backward of a recipe's model on ids in which nothing is the end of a document."""
+    run = load_recipe(recipe)
+    torch.manual_seed(1)
+    model = build_model(replace(run.model, vocab_size=300, cutoffs=(), document_end=end))
+    ids = torch.randint(256, (run.train.batch_size, run.train.tgt_len + 1))
+    memory = model.empty_memory(len(ids), run.train.lengths)
+
+    def train() -> None:
+        nonlocal memory
+        with torch.autocast("cpu", torch.bfloat16):
+            nll, memory = model(ids[:, :-1], ids[:, 1:], memory, run.train.lengths)
+        nll.mean().backward()
+
+    return train
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -62,5 +81,15 @@ def main(rounds: int = 15) -> None:
                     print(f"{name} {dtype} {backend}, {each}: {statistics.median(ratios):.3f}", flush=True)
 
 
+def steps(rounds: int = 15) -> None:
+    for recipe in ("enwik8-small", "text-small", "enwik8-12l-modern"):
+        plain, ends = step(recipe, None), step(recipe, 299)
+        for run in (plain, ends, plain, ends):
+            run()
+        ratios = [seconds(ends) / seconds(plain) for _ in range(rounds)]
+        print(f"a step of {recipe}: {statistics.median(ratios):.3f}", flush=True)
+
+
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
+    steps(*map(int, sys.argv[1:]))

@@ -103,3 +103,34 @@ def test_a_run_keeps_it_and_goes_on(tmp_path: Path) -> None:
     again = tmp_path / "again"
     assert main([*words(f"train --init {out} --data {lines} --out {again} --no-report"), *TRAIN]) == 0
     assert Run(again).settings().model.document_end == config.model.document_end
+
+
+def test_symbols_that_stand_for_other_bytes_are_no_tokens(tmp_path: Path) -> None:
+    """Byte-level tokens are written in other characters; a character that a text has is a token of its own."""
+    path = written(tmp_path / "text", "|")
+    corpus = opened(path, "bpe", "|", bpe_size=300)
+    assert (corpus.split("train").ids == corpus.vocab.id_of("|")).sum() == len(DOCUMENTS)
+    assert corpus.vocab.id_of("\u00a7") is None
+
+
+def test_added_ends_count_no_bytes_and_rare_ones_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines, out = written(tmp_path / "lines"), tmp_path / "run"
+    assert opened(lines, "word", END, min_count=9).vocab.id_of(END) is not None
+    settings = f"--data {lines} --corpus.unit word --corpus.document-end {END} --no-report"
+    assert main([*words(f"train text-small {settings} --out {out}"), *TINY]) == 0
+    capsys.readouterr()
+    assert main(words(f"eval {out} --data {lines} --split train --json")) == 0
+    [found] = json.loads(capsys.readouterr().out)["results"]
+    texts = [f"{text} " for text in " ".join(DOCUMENTS).split()[1:]]
+    assert found["bytes"] <= len("".join(texts)) + len(DOCUMENTS) + 1
+
+
+def test_ids_of_one_byte_may_get_an_end_above_them(tmp_path: Path) -> None:
+    np.save(tmp_path / "songs.npy", np.random.default_rng(0).integers(0, 256, (40, 3), np.uint8))
+    corpus = opened(tmp_path / "songs.npy", "id", "300")
+    assert (corpus.split("train").ids == 300).sum() > 20 and len(corpus.vocab) == 301
+
+
+def test_lines_of_several_documents_are_not_shuffled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"train text-small --data {written(tmp_path / 'lines')} --corpus.unit word --corpus.document-end {END}"
+    assert "shuffle_lines must be false where" in refused(f"{line} --corpus.shuffle-lines --out {tmp_path}/o", capsys)

@@ -180,3 +180,9 @@ def test_a_model_of_such_tokens_is_trained_scored_and_writes(
     assert main(words(f"generate {out} --prompt 'The cats' --max-tokens 8 --seed 1")) == 0
     assert capsys.readouterr().out.strip().startswith("The cats")
     assert main(words(f"train --resume --out {out} --train.max-steps 6 --no-report")) == 0
+
+
+def test_no_character_is_lost_where_a_text_has_no_border() -> None:
+    ours, text = load_subwords(json.dumps(llama())), "bcat" * 9000
+    written = b"".join(ours.token_bytes[i] for i in ours.encode(text)).decode()
+    assert written.replace(" ", "") == text and written.count(" ") <= 4

@@ -124,3 +124,15 @@ def test_the_end_of_documents_and_padding_of_a_tokenizer_are_kept():
         == vocab.encode("the<|endoftext|>cat").tolist()
     )
     assert fast_tokenizer(Vocab.build("word", ["a <eod> b"]), 2).eos_token_id == 2
+
+
+@pytest.mark.parametrize("newlines", ["keep", "drop"])
+def test_an_exported_tokenizer_adds_no_tokens_of_its_own(newlines):
+    import tokenizers as library
+
+    own = library.Tokenizer(library.models.WordLevel({"[UNK]": 0, "[CLS]": 1, "the": 2, "cat": 3}, unk_token="[UNK]"))
+    own.normalizer = library.normalizers.Lowercase()
+    own.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    own.post_processor = library.processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 1)])
+    vocab = Vocab.of_tokenizer(own.to_str(), newlines)
+    assert fast_tokenizer(vocab)("The cat\nthe").input_ids == vocab.encode("The cat\nthe").tolist()

@@ -78,8 +78,9 @@ class CorpusConfig(Checked):
     vocab: str = ""
     """A file with the vocabulary: one word per line, with or without a count after it; for bpe a tokenizer.json."""
     extend_vocab: bool = False
-    """With --init: add the words (characters, ids) of the training split that the model does not know, from min_count
-    occurrences on. Known ones keep their ids; a new row begins as that of <unk>, or the mean, and a little noise."""
+    """With --init: add the words and characters of the training split that the model does not know, from min_count
+    occurrences on, or the ids up to the largest. Known ones keep their ids; a new row begins as that of <unk>, or the
+    mean, and a little noise."""
     bpe_size: int = 8192
     """For unit bpe: size of the vocabulary to make."""
     column: str = ""
@@ -89,6 +90,9 @@ class CorpusConfig(Checked):
     def _problems(self) -> Iterator[Problem]:
         yield from out_of_bounds(self, "min_count", least=1)
         yield from out_of_bounds(self, "bpe_size", least=257)
+        if self.unit == "bpe" and len(self.document_end) > 1 and len(self.document_end.split()) != 1:
+            sentence = '{} must have no white space for {} = "bpe", which cuts texts there.'
+            yield Problem(("document_end", "unit"), sentence)
         if self.extend_vocab and self.unit == "bpe":
             sentence = '{} must be false for {} = "bpe", because subwords write any word. Leave it out.'
             yield Problem(("extend_vocab", "unit"), sentence)

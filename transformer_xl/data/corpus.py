@@ -262,8 +262,10 @@ def _make_vocab(
             yield end
 
     if unit != "bpe":
-        return Vocab.build(unit, parts(), newlines=newlines, min_count=min_count, closed=closed)
-    whole = [document_end] if len(document_end) > 1 else []
+        vocab = Vocab.build(unit, parts(), newlines=newlines, min_count=min_count, closed=closed)
+        rare = unit == "word" and len(document_end.split()) == 1 and vocab.id_of(document_end) is None
+        return replace(vocab, symbols=(*vocab.symbols, document_end)) if rare else vocab
+    whole = [document_end] if document_end not in ("", "\n") else []
     words = (piece.replace(end, b"\n") if whole else piece for piece in parts())
     tokenizer = train_bpe((piece.decode() for piece in words), bpe_size, whole)
     vocab = Vocab.of_tokenizer(tokenizer, newlines)

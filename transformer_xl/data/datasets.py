@@ -157,10 +157,12 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             )
         if unit == "id" and (vocab is None or extend):
             size = 1 + largest_id(chain(*texts.splits.values()))
+            size = max(size, int(config.document_end) + 1) if config.document_end.isdecimal() else size
             vocab = Vocab.of_ids(size if vocab is None else max(size, len(vocab)))
         elif vocab is not None and extend:
             parts = (piece for text in texts.splits.get("train", ()) for piece in pieces(text, unit))
-            known, vocab = len(vocab), vocab.extended(parts, config.min_count)
+            ends = [config.document_end] * config.min_count
+            known, vocab = len(vocab), vocab.extended(chain(parts, ends), config.min_count)
             notes.append(f"{len(vocab) - known:,} new {unit}s were added to the vocabulary of {known:,}.")
         settings += [f"documents end with {config.document_end}"] if config.document_end else []
         settings += [vocab.fingerprint if vocab else None, texts.digest]

@@ -251,7 +251,7 @@ def _with_ends(
 ) -> Integer[np.ndarray, " _"]:
     """A block of ids with `end` before each of the borders in it that does not follow one already."""
     borders = borders[borders <= len(block)]
-    return np.insert(block, borders[block[borders - 1] != end], end)
+    return np.insert(block.astype(np.int64), borders[block[borders - 1] != end], end)
 
 
 def largest_id(texts: Iterable[Span]) -> int:

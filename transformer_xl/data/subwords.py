@@ -51,6 +51,8 @@ class Subwords:
         self.symbols: tuple[str, ...] = tuple(sorted(ids, key=ids.__getitem__))
         _require(sorted(ids.values()) == list(range(len(ids))), "its ids are not 0, 1, 2 and so on")
         _require(not settings["model"].get("dropout"), "it is random (dropout)")
+        added = [token["content"] for token in settings["added_tokens"]]
+        _require(not any(BORDER.search(text + "a") for text in added), "an added token has a space between words")
         self._word: list[int] = self._plain(_WORD).tolist()
         self.token_bytes: tuple[bytes, ...] = tuple(self._bytes_added(settings))
         unknown = settings["model"].get("unk_token")
@@ -81,8 +83,10 @@ class Subwords:
     def _parts(self, parts: Iterator[str], *, inside: bool) -> Iterator[Int32[np.ndarray, " _"]]:
         """The ids of parts of a text; `inside`: the first one is not the beginning."""
         for part in parts:
-            ids = next(encoded(self._tokenizer, iter([_WORD + part if inside else part])))
-            yield ids[len(self._word) :] if inside else ids
+            if inside:
+                [ids] = encoded(self._tokenizer, iter([_WORD + part]))
+                inside = ids[: len(self._word)].tolist() == self._word  # or the word has merged with what follows
+            yield ids[len(self._word) :] if inside else self._plain(part)
             inside = True
 
     def _cuts_change_tokens(self) -> bool:

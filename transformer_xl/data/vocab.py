@@ -92,7 +92,8 @@ class Vocab:
         for text in texts:
             parts = _split(text, self.unit, self.newlines)
             counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
-        new = (symbol for symbol, count in counts.most_common() if symbol not in self._ids and count >= min_count)
+        known = {*self._ids, *UNKNOWN}
+        new = (symbol for symbol, count in counts.most_common() if symbol not in known and count >= min_count)
         return replace(self, symbols=(*self.symbols, *new))
 
     @classmethod
@@ -161,7 +162,10 @@ class Vocab:
         if self.unit == "byte":
             raw = token.encode("utf-8", "surrogateescape")
             return self._ids.get(raw[0]) if len(raw) == 1 else None
-        return self.line_end if self.unit == "bpe" and token == "\n" else self._ids.get(token)
+        found = self._ids.get(token)
+        if self.unit == "bpe" and (found is None or self.token_bytes[found].strip(b" ") != token.encode()):
+            return self.line_end if token == "\n" else None  # symbols may stand for other bytes
+        return found
 
     def end_of_documents(self, token: str) -> int | None:
         """The id of `corpus.document_end`; None if it is empty. Raises a `Mistake` if it is not one token."""

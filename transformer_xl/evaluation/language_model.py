@@ -95,7 +95,7 @@ class LanguageModel(LoadedModel):
         before = ends if context is None else context.last
         rows = [np.concatenate([before, self.vocab.encode(each)]).astype(np.int64) for each in _listed(text)]
         lengths = self._lengths(context)
-        shared = [n for n, ids in enumerate(rows) if len(ids) <= lengths.tgt_len + 1 and self.model.takes_padding]
+        shared = [n for n, ids in enumerate(rows) if 1 < len(ids) <= lengths.tgt_len + 1 and self.model.takes_padding]
         shared = sorted(shared, key=lambda n: len(rows[n])) if context is None and lengths.mem_len else []
         found: dict[int, ScoredTokens] = {}
         for start in range(0, len(shared), _TOGETHER):

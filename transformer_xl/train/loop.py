@@ -81,6 +81,11 @@ def fit(
     if begun is None and not resume:
         begun = {"chosen": choices(config.train, model.config)}
     config = resolve_settings(replace(config, model=model.config), corpus)
+    if config.model.document_end != model.config.document_end:
+        raise Mistake(
+            f"The model must have document_end = {config.model.document_end}, the id of corpus.document_end, got "
+            f"{model.config.document_end}. Build it from what resolve_settings returns."
+        )
     if not resume and run.latest is not None:
         raise FileExistsError(f"{folder} holds checkpoints. Choose another folder, or go on with resume=True.")
     with ExitStack() as stack:

@@ -88,6 +88,7 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     vocab = load_vocab(source or find_checkpoint(run.path, which="last")) if begun["init"] else None
     if vocab is None and config.corpus.unit == "id" and config.model.vocab_size:
         vocab = Vocab.of_ids(config.model.vocab_size)
+    asked = config.corpus.document_end  # what is inherited need not occur in a new text
     if source is not None and vocab is not None:
         config = inherit(config, source, vocab, origin)
     if config.corpus.extend_vocab and vocab is None:
@@ -103,11 +104,12 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     if config.train.backend not in ("auto", chosen["backend"]["name"]) and ranks.first:
         print(f"train.backend is {chosen['backend']['name']}: {chosen['backend']['why']}.", file=sys.stderr)
     config = resolve_settings(config, corpus)
-    _check_document_end(config, corpus)
+    _check_document_end(config, corpus, asked)
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if source is not None:
-        _check_unknown(corpus)
+        if not config.corpus.extend_vocab and config.corpus.name != load_config(source).corpus.name:
+            _check_unknown(corpus)
         load_grown(model, source / "model.safetensors", vocab or corpus.vocab)
     return Start(corpus, model, config, begun | {"chosen": chosen})
 
@@ -144,6 +146,9 @@ def _check_splits(config: RunConfig, corpus: Corpus) -> None:
         raise Mistake(f"eval.split must be {splits} for the corpus {corpus.name}, got {got}. Give --eval.split valid.")
     if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
         raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
+    end = config.corpus.document_end
+    if config.corpus.shuffle_lines and end and corpus.vocab.id_of(end) != corpus.vocab.line_end:
+        raise Mistake("corpus.shuffle_lines must be false where corpus.document_end is not the end of a line.")
 
 
 def _check_unknown(corpus: Corpus) -> None:
@@ -158,13 +163,12 @@ def _check_unknown(corpus: Corpus) -> None:
         )
 
 
-def _check_document_end(config: RunConfig, corpus: Corpus) -> None:
-    """Refuse a token that ends documents and does not occur: the model would never see an end."""
+def _check_document_end(config: RunConfig, corpus: Corpus, asked: str) -> None:
+    """Refuse a token that was asked for and does not occur: the model would never see an end."""
     end, ids = config.model.document_end, corpus.split("train").ids
-    if end is not None and not any((ids[i : i + (1 << 24)] == end).any() for i in range(0, len(ids), 1 << 24)):
-        named = config.corpus.document_end or end
+    if asked and not any((ids[i : i + (1 << 24)] == end).any() for i in range(0, len(ids), 1 << 24)):
         raise Mistake(
-            f"corpus.document_end must occur in the training split of {corpus.name}, and {named!r} does not. Name the "
+            f"corpus.document_end must occur in the training split of {corpus.name}, and {asked!r} does not. Name the "
             "token that ends its documents, or leave it out."
         )
 
@@ -184,6 +188,8 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, document_end=end, **counted)
     if extends:
         dropouts["vocab_size"] = 0
+    if config.corpus.document_end:
+        dropouts["document_end"] = None  # the id is that of the new token
     new = replace(config, model=replace(theirs.model, **dropouts), corpus=corpus)
     problems = Problems()
     for setting in origin.given:

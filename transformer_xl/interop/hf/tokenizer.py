@@ -89,8 +89,14 @@ def _bytes(vocab: Vocab) -> Tokenizer:
 
 def _pairs(vocab: Vocab) -> Tokenizer:
     tokenizer = Tokenizer.from_str(vocab.tokenizer)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if not isinstance(tokenizer.post_processor, processors.ByteLevel):  # it would add tokens to a text
+        tokenizer.post_processor = None  # type: ignore[assignment]
     if vocab.newlines == "drop":
-        tokenizer.normalizer = normalizers.Replace("\n", "")
+        own = tokenizer.normalizer
+        drop = normalizers.Replace("\n", "")
+        tokenizer.normalizer = normalizers.Sequence([drop, own]) if own is not None else drop
     return tokenizer
 
 
