@@ -16,7 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -35,7 +37,8 @@ MOST_IDS = 1 << 20
 _BLOCK = 1 << 20
 """Number of ids to read at a time."""
 _DAMAGE = (ValueError, TypeError, OverflowError, EOFError, RecursionError, MemoryError, zipfile.BadZipFile)
-"""What NumPy raises for a damaged file."""
+_DAMAGE += (SyntaxError, tokenize.TokenError, struct.error, NotImplementedError, zlib.error)
+"""What NumPy raises for a damaged file; it reads a header as Python."""
 _LLM_C = {20240520: "<u2", 20240801: "<u4"}
 """The first number of a file of llm.c, and the type of its ids after 1,024 bytes
 (https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py)."""

@@ -126,6 +126,7 @@ ON_A_CARD = {
     "a model's layer": Case(131, 257, batch=2, heads=2, head_size=64, strided=True),
     "window and padding": Case(131, 71, attn_len=59, valid=(71, 13, -83), heads=2, head_size=64),
     "both directions": Case(67, 37, causal=False, valid=(37, -43), end=(67, 53), batch=2, heads=2, head_size=64),
+    "documents": Case(131, 71, begins=((0, 67, 90), (5,)), batch=2, heads=2, head_size=64),
     "heads of 41": Case(67, 101, batch=2, heads=2, head_size=41, strided=True),
     "heads of 128": Case(67, 101, batch=2, heads=2, head_size=128, strided=True),
 }
