@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from token_files import llm_c, write_megatron
 
 pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import csv, ipc, parquet  # noqa: E402
@@ -20,20 +20,6 @@ from transformer_xl.mistake import Mistake  # noqa: E402
 
 IDS = np.random.default_rng(0).integers(0, 50, 900)
 TABLE = pyarrow.table({"text": [f"the {n} cats sat on a mat" for n in range(90)], "n": list(range(90))})
-
-
-def megatron(file: Path) -> None:
-    file.write_bytes(IDS.astype("<u2").tobytes())
-    sizes, starts = np.full(90, 10, "<i4"), np.arange(0, 1800, 20, dtype="<i8")
-    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 90, 91)
-    index = header + sizes.tobytes() + starts.tobytes() + np.arange(91, dtype="<i8").tobytes()
-    file.with_suffix(".idx").write_bytes(index)
-
-
-def llm_c(file: Path) -> None:
-    header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, 900
-    file.write_bytes(header.tobytes() + IDS.astype("<u2").tobytes())
 
 
 def arrow(file: Path) -> None:
@@ -48,8 +34,8 @@ def tokenizer_lines(file: Path) -> None:
 WRITERS: dict[str, tuple[Unit, Callable[[Path], object]]] = {
     "a.npy": ("id", lambda file: np.save(file, IDS.reshape(90, 10))),
     "a.npz": ("id", lambda file: np.savez(file, IDS)),
-    "megatron.bin": ("id", megatron),
-    "llm.bin": ("id", llm_c),
+    "megatron.bin": ("id", lambda file: write_megatron(file, IDS.reshape(90, 10).tolist(), 8)),
+    "llm.bin": ("id", lambda file: file.write_bytes(llm_c(20240520, IDS))),
     "ids.jsonl": ("id", tokenizer_lines),
     "a.parquet": ("byte", lambda file: parquet.write_table(TABLE, file)),
     "a.arrow": ("byte", arrow),

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pickle
-import struct
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_files import MEGATRON, llm_c, write_megatron
 
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus
@@ -65,28 +65,6 @@ def npz(**arrays: np.ndarray) -> bytes:
     content = io.BytesIO()
     np.savez(content, allow_pickle=True, **arrays)
     return content.getvalue()
-
-
-def llm_c(magic: int, ids: Any) -> bytes:
-    """A file as https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py writes it."""
-    header = np.zeros(256, "<i4")
-    header[:3] = magic, 7 if magic == 20240801 else 1, len(ids)
-    return header.tobytes() + np.array(ids, "<u4" if magic == 20240801 else "<u2").tobytes()
-
-
-MEGATRON = {1: "u1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-
-
-def write_megatron(file: Path, texts: list[list[int]], code: int) -> Path:
-    """The two files of Megatron's IndexedDatasetBuilder, each document as one sequence."""
-    kind = np.dtype(MEGATRON[code])
-    np.concatenate(texts).astype(kind).tofile(file)
-    sizes = np.array([len(each) for each in texts], "<i4")
-    places = (np.cumsum(sizes) - sizes).astype("<i8") * kind.itemsize
-    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(texts), len(texts) + 1)
-    firsts = np.arange(len(texts) + 1, dtype="<i8")
-    file.with_suffix(".idx").write_bytes(head + sizes.tobytes() + places.tobytes() + firsts.tobytes())
-    return file
 
 
 class TestFiles:

@@ -120,7 +120,7 @@ def test_ids_are_the_librarys_and_decode_to_its_text(kind: tuple[str, dict[str, 
         assert written.removeprefix(" ") == expected.removeprefix(" ")
 
 
-def test_what_it_loses_is_said_and_only_that(kind: tuple[str, dict[str, Any]]) -> None:
+def test_what_it_loses_is_said(kind: tuple[str, dict[str, Any]]) -> None:
     name, content = kind
     ours, lost = load_subwords(json.dumps(content)), KINDS[name][1]
     assert lost <= set(ours.lost), ours.lost

@@ -3,7 +3,7 @@
 One that is not byte-level may change a text before it cuts it into tokens: normalise characters, drop line ends or
 capitals, or have one token for all that it does not know. What it loses is found by trying, and said. A token stands
 for the bytes that it adds after a word, so the joined bytes of a text's ids are the text as the tokenizer writes it,
-perhaps after a space.
+perhaps after a space. A text without borders is cut every 16 KB, and there may get a space too.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from jaxtyping import Int, Integer
 from ..mistake import Mistake
 from .bpe import BytePairs
 from .subwords import Subwords, load_subwords
+from .words import listed_words
 
 Unit = Literal["byte", "char", "word", "bpe", "id"]
 Newlines = Literal["drop", "keep", "sentence"]
@@ -72,10 +73,7 @@ class Vocab:
         """
         if unit == "byte" and not closed:
             return cls(unit, tuple(b for b in range(256) if newlines == "keep" or b != 0x0A), newlines)
-        counts: Counter[Any] = Counter()
-        for text in texts:
-            parts = _split(text, unit, newlines)
-            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
+        counts = _counts(texts, unit, newlines)
         first = [LINE_ENDS[newlines]] if unit == "word" and newlines in LINE_ENDS else []
         for symbol in first:
             del counts[symbol]
@@ -88,10 +86,7 @@ class Vocab:
 
     def extended(self, texts: Iterable[str | bytes], min_count: int) -> Vocab:
         """The vocabulary with the other tokens of `texts` after its own, the most frequent first."""
-        counts: Counter[Any] = Counter()
-        for text in texts:
-            parts = _split(text, self.unit, self.newlines)
-            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
+        counts = _counts(texts, self.unit, self.newlines)
         known = {*self._ids, *UNKNOWN}
         new = (symbol for symbol, count in counts.most_common() if symbol not in known and count >= min_count)
         return replace(self, symbols=(*self.symbols, *new))
@@ -360,24 +355,6 @@ def is_text(symbol: object) -> bool:
     return isinstance(symbol, str) and symbol != "" and (symbol.isascii() or not _SURROGATE.search(symbol))
 
 
-def listed_words(text: str, file: str) -> list[str]:
-    """The words of a vocabulary file, in order; raise `ValueError` if it is not a list of different words."""
-    numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
-    lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
-    counted = bool(lines) and len(lines[0][1]) == 2
-    seen: set[str] = set()
-    for number, line in lines:
-        if len(line) != 1 + counted or (counted and not line[1].isdecimal()) or line[0] in seen:
-            raise Mistake(
-                f"{file} must list each word once, one a line, with a count after all words or none; line {number} is "
-                f"{' '.join(line)[:60]!r}."
-            )
-        seen.add(line[0])
-    if not lines:
-        raise Mistake(f"{file} must list words, one a line, and is empty.")
-    return [line[0] for _, line in lines]
-
-
 def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | list[str]:
     """`text` as a sequence of bytes, characters or words."""
     if unit == "byte":
@@ -388,6 +365,14 @@ def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | l
         return decoded.replace("\n", "") if newlines == "drop" else decoded
     end = f" {LINE_ENDS[newlines]} " if newlines in LINE_ENDS else " "
     return decoded.split() if unit == "id" else decoded.replace("\n", end).split()
+
+
+def _counts(texts: Iterable[str | bytes], unit: Unit, newlines: Newlines) -> Counter[Any]:
+    counts: Counter[Any] = Counter()
+    for text in texts:
+        parts = _split(text, unit, newlines)
+        counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
+    return counts
 
 
 def _utf8(text: str) -> bytes:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..data.reading import read_file
-from ..data.vocab import EOS, LINE_ENDS, Vocab, is_text, listed_words
+from ..data.vocab import EOS, LINE_ENDS, Vocab, is_text
+from ..data.words import listed_words
 from ..mistake import Mistake
 from .pickles import StandIn, read_pickle
 from .source import read_json

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
+from ..ops.masks import Bounds
+
 Ids = Integer[Tensor, "B T"]
 Vectors = Float[Tensor, "B T D"]
 Queries = Float[Tensor, "B H T K"]
@@ -17,7 +19,7 @@ Keys = Float[Tensor, "B H S K"]
 """Keys or values of memory and segment."""
 Valid = Int[Tensor, " B"] | None
 """Positions of memory that count in each row; None: all. See `Memory`."""
-First = Int[Tensor, "B #T"] | None
+First = Bounds
 """The first key that each query sees, or all queries of a row; None: 0. See `ops.relative_attention`."""
 Layer = TypeVar("Layer", bound=nn.Module)
 
