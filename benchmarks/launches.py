@@ -199,7 +199,7 @@ def count_step(recipe: str, batch_size: int | None = None) -> tuple[Launches, di
     train = replace(config.train, device="cuda:0", precision="bf16", batch_size=rows, batch_chunk=1)
     counted, marks = Launches(), list[int]()
 
-    def run(objective: Any, precision: str, factor: int, call: Any, counts: Any, progress: float) -> Any:
+    def run(objective: Any, precision: str, factor: Any, call: Any, counts: Any, progress: float) -> Any:
         with torch.autocast("cuda", torch.bfloat16):
             loss, nll, memory = objective(*call, counts=counts, progress=progress)
         marks.append(counted.kernels.total())

@@ -97,6 +97,16 @@ def trainer_of(
     return Trainer(model, loader, config, ranks=ranks)
 
 
+def half_precision(precision: str, ranks: Ranks, **changes: Any) -> Trainer:
+    """A trainer whose first step in fp16 overflowed."""
+    trainer = trainer_of("bands", ranks, precision=precision, **changes)
+    if precision == "fp16":
+        trainer.scale.value = 2.0**40
+        assert trainer.advance().overflowed
+        trainer.scale.value = 2.0**10
+    return trainer
+
+
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:
     return {name: whole(value.detach()).clone() for name, value in weights(trainer.model).items()}
 
@@ -147,7 +157,8 @@ def all_findings(ranks: Ranks, parallel: str) -> dict[str, dict[str, Tensor]]:
         return found
 
     found["calls"] = calls(trainer_of("bands", ranks, parallel=parallel))
-    found["bf16"] = findings(trainer_of("bands", ranks, parallel=parallel, precision="bf16"))
+    for precision in ("bf16", "fp16"):
+        found[precision] = findings(half_precision(precision, ranks, parallel=parallel))
 
     trainer = trainer_of("chunks", ranks, parallel=parallel)
     trainer.advance()

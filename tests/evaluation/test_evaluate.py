@@ -146,12 +146,13 @@ def test_a_sum_that_is_not_finite_is_reported(bad):
     assert told["finite"] is False and told["nats"] is None and told["ppl"] is None
 
 
-def test_bf16_is_used_if_requested():
+@pytest.mark.parametrize(("half", "rough"), [("bf16", 0.02), ("fp16", 0.0025)])
+def test_half_precision_is_used_if_requested(half, rough):
     model = small_model(vocab_size=7, dtype=torch.float32)
     loader = StreamLoader(tokens(200), batch_size=4, tgt_len=5)
-    exact, rough = (evaluate(model, loader, LENGTHS, precision=precision) for precision in ("fp32", "bf16"))
-    assert exact.nats != rough.nats
-    assert math.isclose(exact.loss, rough.loss, rel_tol=0.02)
+    exact, found = (evaluate(model, loader, LENGTHS, precision=precision) for precision in ("fp32", half))
+    assert exact.nats != found.nats
+    assert math.isclose(exact.loss, found.loss, rel_tol=rough)
 
 
 def test_a_text_without_a_target_is_refused():

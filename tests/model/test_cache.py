@@ -19,6 +19,7 @@ from transformer_xl.model.inference import KVCache
 from transformer_xl.model.modules import ROWS, RowLinear
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops.masks import next_multiple
+from transformer_xl.runtime.device import PRECISIONS, autocast
 
 KINDS: dict[str, dict[str, Any]] = {**VARIANTS, **BASELINES, "attended zeros": {"zero_memory": True, "pre_lnorm": True}}
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -132,26 +133,28 @@ def test_training_with_a_cache_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [VARIANTS["bands"], *BASELINES.values()], ids=["bands", *BASELINES])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_copy_for_inference_gives_the_same_numbers_and_keeps_the_model(kind: dict, precision: str) -> None:
     model = small_model(train=True, dtype=torch.float32, dropout=0.5, **kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     copied = model.for_inference(precision)
     call, ids = lengths(6, tgt_len=4), text(2, 12)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+    with torch.no_grad(), autocast(precision, torch.device("cpu")):
         found = score(copied, ids, call, pieces=[4] * 3, memory=copied.empty_cache(2, call))
         model.eval()
         expected = score(model, ids, call, pieces=[4] * 3)
-    torch.testing.assert_close(found, expected, **({"rtol": 5e-2, "atol": 5e-2} if precision == "bf16" else {}))
+    rough = {"bf16": {"rtol": 5e-2, "atol": 5e-2}, "fp16": {"rtol": 7e-3, "atol": 7e-3}}
+    torch.testing.assert_close(found, expected, **rough.get(precision, {}))
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     shared = {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in copied.parameters()}
     assert len(shared) == len(list(model.parameters())) if precision == "fp32" else shared
     assert not any(module.training for module in copied.modules())
-    if precision == "bf16":
+    if precision != "fp32":
+        half = PRECISIONS[precision]
         dtypes = {name: weight.dtype for name, weight in copied.named_parameters()}
         products = [n for n in dtypes if n.endswith(("qkv.weight", "inner.weight", "outer.weight", "output.weight"))]
-        assert {dtypes[name] for name in products} == {torch.bfloat16} and len(products) == 4 * 3
-        assert {weight.dtype for n, weight in copied.softmax.named_parameters() if "table" in n} == {torch.bfloat16}
+        assert {dtypes[name] for name in products} == {half} and len(products) == 4 * 3
+        assert {weight.dtype for n, weight in copied.softmax.named_parameters() if "table" in n} == {half}
         assert {dtypes[n] for n in dtypes if n.startswith("embedding.tables") or "norm" in n} == {torch.float32}
 
 

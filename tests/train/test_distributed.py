@@ -15,7 +15,7 @@ import pytest
 import torch
 from figures import without_clock
 from filelock import FileLock
-from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, scored, trainer_of
+from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, half_precision, scored, trainer_of
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -91,9 +91,10 @@ def test_four_ranks_equal_one(found, case, parallel):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_bf16_differs_by_its_rounding(found, parallel):
-    alone = findings(trainer_of("bands", ALONE, precision="bf16"))["nats, targets, norm"]
-    torch.testing.assert_close(found(2, parallel)["bf16"]["nats, targets, norm"], alone, rtol=0.02, atol=1e-3)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_differs_by_its_rounding(found, parallel, precision):
+    alone = findings(half_precision(precision, ALONE))["nats, targets, norm"]
+    torch.testing.assert_close(found(2, parallel)[precision]["nats, targets, norm"], alone, rtol=0.02, atol=1e-3)
 
 
 @pytest.mark.timeout(400)

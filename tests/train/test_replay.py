@@ -75,7 +75,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def losses(run: Any, *, spoil: int | None = None, compiled: bool = False) -> tuple[list[float], list[Tensor]]:
-    """The losses of eight steps, and the last memory. The gradient of step `spoil` is infinite."""
+    """The losses of eight steps, and the last memory. The gradient of step `spoil` is infinite, and the loss is scaled
+    differently from then on."""
     torch.manual_seed(0)
     model = TransformerXL(SHAPE, backend="strided").to(DEVICE).train()
     objective = objective_of(model, CONFIG)
@@ -89,7 +90,8 @@ def losses(run: Any, *, spoil: int | None = None, compiled: bool = False) -> tup
         with torch.no_grad():
             next(model.parameters()).mul_(float("inf") if step == spoil else 1)
         call = Segment(segment[:, :-1], segment[:, 1:], None), memory, CONFIG, step
-        result, memory = train_step(model, optimizers, *call, objective=objective, run=run)
+        scale = 4.0 if spoil is not None and step > spoil else 1.0
+        result, memory = train_step(model, optimizers, *call, objective=objective, run=run, scale=scale)
         found.append(result.nats)
         if step == spoil:
             with torch.no_grad():

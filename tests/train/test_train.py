@@ -37,6 +37,7 @@ from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import loop
 from transformer_xl.train.choices import choices, resolve_settings
 from transformer_xl.train.loop import fit
+from transformer_xl.train.scale import GROWTH_STEPS, LossScale
 from transformer_xl.train.step import MOST_SKIPPED, Trainer
 
 SHAPE = TransformerXLConfig(
@@ -82,6 +83,7 @@ AWD = {
         {"shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31, matches=(2,), match_window=9)},
         {"tgt_len": 6, "mem_len": 8, "short_share": 0.75, "shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31)},
         {"tgt_len": 6, "mem_len": 8, "short_share": 5 / 8},
+        {"precision": "fp16"},
     ],
 )
 def test_resuming_gives_the_bits_of_a_run_that_never_stopped(corpus, tmp_path, changes):
@@ -253,6 +255,52 @@ def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
     handle.remove()
     trainer.skipped = 0
     assert not trainer.advance().skipped
+
+
+def test_an_overflow_in_fp16_halves_the_scale_and_is_no_failure(corpus):
+    """In more steps than may fail; resumed between them, it goes on with the same bits."""
+    config = replace(TRAIN, precision="fp16")
+    trainer, again = (
+        Trainer(start()[0], StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5), config) for _ in "ab"
+    )
+    trainer.scale.value = 2.0**40
+    weights = [p.detach().clone() for p in trainer.model.parameters()]
+    for skipped in range(MOST_SKIPPED + 1):
+        result = trainer.advance()
+        assert result.overflowed and trainer.scale.value == 2.0 ** (39 - skipped) and trainer.skipped == 0
+    assert all(map(torch.equal, weights, trainer.model.parameters()))
+    assert trainer.pace.entry("byte")["overflows"] == MOST_SKIPPED + 1 and trainer.pace.skipped == 0
+    again.model.load_state_dict(trainer.model.state_dict())
+    half_way = trainer.state()
+    results = [trainer.advance() for _ in range(30)]
+    again.restore(half_way)
+    assert str(results) == str([again.advance() for _ in range(30)]), "nan included"
+    assert not results[-1].skipped and trainer.scale == again.scale
+    assert all(map(torch.equal, trainer.model.parameters(), again.model.parameters()))
+
+
+def test_the_loss_scale_doubles_after_many_steps_and_is_1_at_least():
+    scale = LossScale.of("fp16")
+    for _ in range(GROWTH_STEPS):
+        assert scale.value == 2.0**16
+        scale.update(overflowed=False)
+    assert scale == LossScale(2.0**17)
+    for _ in range(20):
+        scale.update(overflowed=True)
+    assert scale == LossScale(1.0) and LossScale.of("bf16") == LossScale(1.0)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, ngrams=(2, 3), ngram_rows=31)], ids=["dense", "sparse"])
+def test_scaling_the_loss_changes_no_bit_in_fp32(corpus, shape):
+    found = []
+    for scale in (1.0, 2.0**20):
+        torch.manual_seed(0)
+        loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
+        trainer = Trainer(start(shape=shape)[0], loader, replace(TRAIN, precision="fp32"))
+        trainer.scale.value = scale
+        results = [trainer.advance()._replace(scale=1.0) for _ in range(4)]
+        found.append([*map(str, results), *(p.tolist() for p in trainer.model.parameters())])
+    assert found[0] == found[1]
 
 
 class Waits(TorchFunctionMode):

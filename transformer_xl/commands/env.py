@@ -32,6 +32,7 @@ class Env:
         from ..data.datasets import cache_folder
         from ..ops import resolve_backend
         from ..run.folder import environment
+        from ..runtime.device import PRECISIONS
         from ..train.choices import choices
 
         if self.check:
@@ -39,7 +40,7 @@ class Env:
         model = TransformerXLConfig(vocab_size=0)
         auto = choices(TrainConfig(), model)
         device = torch.device(auto["device"]["name"])
-        dtype = torch.bfloat16 if auto["precision"]["name"] == "bf16" else torch.float32
+        dtype = PRECISIONS[auto["precision"]["name"]]
         call = {"training": False, "scores": 0, "queries": TrainConfig().tgt_len}
         name, why = resolve_backend("auto", device, dtype, model.d_head, **call)
         auto["backend for inference"] = {"name": name, "why": why}

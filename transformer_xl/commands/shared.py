@@ -16,7 +16,7 @@ RunFolder = Annotated[
     Positional[Path],
     arg(metavar="RUN", help="A run folder, one of its checkpoints, or hf:NAME for a model on the Hugging Face hub."),
 ]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Part = Literal["train", "valid", "test", "all"]
 TextPath = Annotated[str | None, arg(metavar="PATH")]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]

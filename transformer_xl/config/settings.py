@@ -163,7 +163,8 @@ class TrainConfig(Checked):
     """Temporal activation regularisation: the same for the change of the output between neighbouring positions."""
     clip: float = 0.25
     """Largest global gradient norm, without the embeddings of n-grams; 0 switches clipping off."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Precision of matrix products. fp16, for GPUs without bf16, scales the loss and skips steps that overflow."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ...; other devices are refused, because they were never tested."""
     backend: str = "auto"

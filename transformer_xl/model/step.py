@@ -202,7 +202,7 @@ class VectorStep:
         unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
         # A graph must not use weights in autocast's cache, because they are freed later.
         mixed = torch.is_autocast_enabled(kind)
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
+        with torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=mixed, cache_enabled=False):
             for layer, kv, own in zip(backbone.layers, self.rings, self.positions, strict=True):
                 ring = Ring(kv, self.slots, order, unseen)
                 q, k, v = layer.attention.heads(x, ring)

@@ -24,6 +24,7 @@ from ..config.settings import Lengths, TransformerXLConfig
 from ..config.shape import own_kinds
 from ..mistake import Mistake
 from ..ops.dropout import Dropout
+from ..runtime.device import PRECISIONS
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Positions, Projected, RelativeMultiheadAttention, sinusoids
 from .gates import build_join
@@ -366,12 +367,12 @@ class TransformerXL(nn.Module):
         """A copy for evaluation: no dropout, the backend for inference, and the same weights. Call it under
         `runtime.device.autocast`.
 
-        In bf16, the weights of matrix products are rounded once, not in every call. The embedding's tables are not
-        rounded, because they are looked up and not multiplied; the softmax then has its own tables.
+        In half precision, the weights of matrix products are rounded once, not in every call. The embedding's tables
+        are not rounded, because they are looked up and not multiplied; the softmax then has its own tables.
         """
         kept = {id(p): p for p in self.parameters()}
         copied = deepcopy(self, dict(kept))
-        if precision == "bf16":
+        if (half := PRECISIONS[precision]) != torch.float32:
             copied.softmax = deepcopy(copied.softmax, dict(kept))
             copied.softmax.tied = False
             linear = (module for module in copied.modules() if isinstance(module, nn.Linear))
@@ -379,7 +380,7 @@ class TransformerXL(nn.Module):
                 for owner in module.modules():
                     for name, p in list(owner.named_parameters(recurse=False)):
                         if p.dtype == torch.float32 and not (owner is copied.softmax and name.endswith("bias")):
-                            setattr(owner, name, nn.Parameter(p.detach().bfloat16(), requires_grad=False))
+                            setattr(owner, name, nn.Parameter(p.detach().to(half), requires_grad=False))
         for module in copied.modules():
             if isinstance(module, RelativeMultiheadAttention):
                 module.backend = "auto"

@@ -16,7 +16,7 @@ from ..config.values import fits
 from ..run.folder import Run
 from .figures import Figures, stored_figures
 
-TRACKED = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "seconds", "skipped")
+TRACKED = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "seconds", "skipped", "overflows")
 LENGTHS = ("tgt_len", "mem_len", "clamp_len", "attn_len")
 Entry = Mapping[str, object]
 """A line of `metrics.jsonl`."""

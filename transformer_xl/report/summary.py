@@ -90,6 +90,8 @@ def remarks(record: Record) -> list[str]:
         found.append(f"{lost:,} of {len(train['loss']):,} lines of training have no finite loss.")
     if skipped := int(np.nansum(train["skipped"])):
         found.append(f"{skipped:,} steps were skipped because their gradient was not finite.")
+    if overflows := int(np.nansum(train["overflows"])):
+        found.append(f"{overflows:,} steps overflowed in fp16, halved the scale of the loss, and were skipped.")
     if init := record.environment.get("init"):
         found.append(f"It started from the weights of {last_part(str(init))}.")
     return found

@@ -12,7 +12,8 @@ import torch
 
 from ..mistake import Mistake
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions of matrix products, and their dtypes."""
 CPUINFO = Path("/proc/cpuinfo")
 """Only on Linux."""
 
@@ -35,10 +36,12 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
     """The precision of matrix products, and the reason; weights, norms, losses and sums are always float32."""
     if precision != "auto":
         if precision not in PRECISIONS:
-            raise Mistake(f"precision must be auto, fp32 or bf16, got {precision!r}.")
+            raise Mistake(f"precision must be auto, fp32, bf16 or fp16, got {precision!r}.")
         return precision, "as the settings say"
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        if not fast and torch.cuda.get_device_capability(device) >= (7, 0):
+            return "fp16", "this CUDA device multiplies fp16 fast, and not bf16"
     else:
         fast = device.type == "cpu" and _cpu_has_fast_bf16()
     name = device.type.upper()
@@ -56,7 +59,7 @@ def _cpu_has_fast_bf16() -> bool:
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """The context in which a model runs in a resolved precision."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    return torch.autocast(device.type, dtype=PRECISIONS[precision], enabled=precision != "fp32")
 
 
 if hasattr(os, "register_at_fork"):  # a forked process has none of OpenMP's threads, and would wait for them

@@ -5,13 +5,11 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-import torch
-
 from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..ops.choice import native_refusal, resolve_backend
-from ..runtime.device import resolve_device, resolve_precision
+from ..runtime.device import PRECISIONS, resolve_device, resolve_precision
 
 
 def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -53,7 +51,7 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     """
     device = resolve_device(config.device)
     precision, why_precision = resolve_precision(config.precision, device)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    dtype = PRECISIONS[precision]
     rows = config.batch_size // config.batch_chunk  # of all ranks, so their number does not change the backend
     scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
     asked, why_not = config.backend, None

@@ -132,7 +132,7 @@ class Muon(torch.optim.Muon):
             if group["nesterov"]:
                 updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # type: ignore[attr-defined]
             wide = torch.stack([_wide(update) for update in updates])
-            wide = wide.bfloat16() if wide.is_cuda else wide
+            wide = wide.bfloat16() if wide.is_cuda and torch.cuda.is_bf16_supported(False) else wide
             wide = orthogonal(wide, group["ns_coefficients"], group["ns_steps"], group["eps"]).to(matrices[0].dtype)
             tall = sum(map(_is_tall, matrices))  # these are the last
             wide, turned = wide.split([len(wide) - tall, tall])

@@ -32,6 +32,7 @@ from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, Average, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
 from .replay import Replay, forward_backward
+from .scale import LossScale, unscale
 from .writer import Snapshot
 
 MOST_SKIPPED = 10
@@ -46,10 +47,17 @@ class StepResult(NamedTuple):
     grad_norm: float
     """The norm before clipping."""
     signals: int = 0
+    scale: float = 1.0
+    """The loss was multiplied with it."""
 
     @property
     def skipped(self) -> bool:
         return not (math.isfinite(self.grad_norm) and math.isfinite(self.nats))
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether it was skipped because the scale was too large."""
+        return self.skipped and math.isfinite(self.nats) and self.scale > 1
 
 
 def train_step(
@@ -64,6 +72,7 @@ def train_step(
     run: Callable[..., tuple[Tensor, Memory]] = forward_backward,
     ranks: Ranks | None = None,
     signals: Sequence[object] = (),
+    scale: float = 1.0,
 ) -> tuple[StepResult, Memory]:
     """Take one optimizer step on one segment of every stream, in `batch_chunk` chunks of rows.
 
@@ -76,6 +85,7 @@ def train_step(
         objective: the model's `Objective`, wrapped by `parallelise`; None if this process is alone.
         run: `forward_backward`, or a `Replay` of it.
         signals: the signals that this rank received so far; the result counts the signals of all ranks.
+        scale: the gradient of this times the loss is computed, and divided by it; see `LossScale`.
     """
     ranks, objective = ranks or Ranks(), objective or objective_of(model, config)
     device, mine = _device(model), ranks.rows(len(segment.ids))
@@ -83,6 +93,8 @@ def train_step(
     ids, targets = segment.ids[mine].to(device), learned[mine].to(device)
     size = len(ids) // config.batch_chunk
     counts = Counts.of(learned >= 0, device)
+    # times the number of ranks, because ranks take the mean of their gradients
+    factor = torch.full((), ranks.size * scale, device=device)
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     left: list[Memory] = []
     model.zero_grad()
@@ -90,15 +102,15 @@ def train_step(
         rows = slice(start, start + size)
         with without_sync(objective) if rows.stop < len(ids) else nullcontext():
             call = ids[rows], targets[rows], memory.select(rows), config.lengths
-            # times the number of ranks, because ranks take the mean of their gradients
-            nll, after = run(objective, config.precision, ranks.size, call, counts, step / config.max_steps)
+            nll, after = run(objective, config.precision, factor, call, counts, step / config.max_steps)
         totals[0] += nll.sum(dtype=torch.float64)
         left.append(after)
+    unscale((weight.grad for weight in model.parameters()), scale)
     clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
     totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
     nats, norm = totals.tolist()  # without n-grams, the only time that the step waits for the device
     nats, stops = ranks.total([nats, len(signals)])
-    result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops))
+    result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops), scale)
     if result.skipped:
         return result, memory
     new = int((segment.targets >= 0).any(0).sum())
@@ -149,12 +161,14 @@ class Pace:
     """The sum over the steps that were not skipped."""
     steps: int = 0
     skipped: int = 0
+    overflows: int = 0
     seconds: float = 0.0
 
     def add(self, result: StepResult, seconds: float) -> None:
         self.seconds += seconds
         if result.skipped:
-            self.skipped += 1
+            self.overflows += result.overflowed
+            self.skipped += not result.overflowed
             return
         self.nats += result.nats
         self.targets += result.targets
@@ -167,7 +181,8 @@ class Pace:
         name, value = figure(unit, loss)
         norm = self.grad_norm / self.steps if self.steps else math.nan
         speed = tokens_per_second(self.targets, self.seconds)
-        return {"loss": loss, name: value, "grad_norm": norm, "skipped": self.skipped, "tokens_per_second": speed}
+        skipped = {"skipped": self.skipped, "overflows": self.overflows}
+        return {"loss": loss, name: value, "grad_norm": norm, **skipped, "tokens_per_second": speed}
 
 
 @dataclass
@@ -181,7 +196,7 @@ class Trainer:
     step: int = 0
     seconds: float = 0.0
     skipped: int = 0
-    """Number of steps skipped in a row."""
+    """Number of steps skipped in a row, without those that overflowed."""
     pace: Pace = field(default_factory=Pace)
     average: Average | None = None
     """The average of the weights after each step from `average_from` on."""
@@ -197,6 +212,7 @@ class Trainer:
             objective, self.config.parallel, self.ranks, compiled=self.config.compile
         )
         self.run: Callable[..., tuple[Tensor, Memory]] = Replay() if self.config.cuda_graph else forward_backward
+        self.scale: LossScale = LossScale.of(self.config.precision)
         self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.config)
         self.short_segments: StreamLoader = self.loader.short() if self.config.short_share else self.loader
         self.memory: Memory = self._empty_memory(self.config.at(0))
@@ -242,8 +258,12 @@ class Trainer:
             run=self.run,
             ranks=self.ranks,
             signals=signals,
+            scale=self.scale.value,
         )
-        self.skipped = self.skipped + 1 if result.skipped else 0
+        if self.config.precision == "fp16":
+            self.scale.update(result.overflowed)
+        if not result.overflowed:
+            self.skipped = self.skipped + 1 if result.skipped else 0
         self.step += 1
         if self.config.average_from and self.step > self.config.average_from and not result.skipped:
             self.average = self.average or Average(self.model)
@@ -271,6 +291,7 @@ class Trainer:
         `snapshot` overwrites it. All ranks have to call this."""
         take = (snapshot or Snapshot()).take
         scalars: dict[str, Any] = {"seconds": self.seconds, "skipped": self.skipped, "pace": asdict(self.pace)}
+        scalars["scale"] = asdict(self.scale)
         tensors: dict[str, Tensor] = {}
         for name, part in _parts(self.memory).items():
             tensors[f"memory.{name}"] = torch.cat(self.ranks.gather(part)).cpu()
@@ -299,6 +320,8 @@ class Trainer:
             self.step, self.seconds, self.skipped = state.step, state.scalars["seconds"], state.scalars["skipped"]
             self.pace = Pace(**state.scalars["pace"])
             self.pace.entry("byte")
+            if self.config.precision == "fp16":
+                self.scale = LossScale(**state.scalars["scale"])
         except (KeyError, TypeError) as error:
             raise Mistake(f"training.json must hold numbers of training ({error}). Use another checkpoint.") from error
         if "averaged" in state.scalars:
