@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Convert:
     """Import checkpoints of other programs, and export ours.
 
-    With --from, any setting that `txl train --help` lists can be given as --section.field value."""
+    With --from, any setting that `txl train --help` lists can be given as --section.field value, and with --to-format
+    onnx the lengths: --eval.tgt-len, --eval.mem-len, --eval.clamp-len and --eval.attn-len."""
 
     source: Annotated[Positional[str], arg(metavar="SRC")]
     """With --from, a checkpoint of another program; otherwise a run."""
@@ -29,8 +30,11 @@ class Convert:
     program: Annotated[Literal["original", "tensorflow", "huggingface", "nvidia"] | None, arg(name="from")] = None
     """The program that wrote SRC. original: the authors' PyTorch code; tensorflow: their TensorFlow code; huggingface:
     TransfoXL of transformers, or a folder exported by this program; nvidia: DeepLearningExamples."""
-    to_format: Literal["huggingface"] | None = None
-    """huggingface: a folder for transformers >= 5. By default our own format."""
+    to_format: Literal["huggingface", "onnx"] | None = None
+    """huggingface: a folder for transformers >= 5; onnx: a graph with memory for any number of rows. By default our own
+    format."""
+    int8: bool = False
+    """With onnx: round the weights of products to 8 bits."""
     vocab: Annotated[str | None, arg(metavar="FILE|NAME")] = None
     """The vocabulary if SRC has none: cache.pt, cache.pkl, vocab.pkl, a list of words, or a prepared corpus."""
 
@@ -41,6 +45,8 @@ class Convert:
 
         if self.to.exists():
             raise FileExistsError(f"--to must be a new folder, and {self.to} exists. Choose another, or remove it.")
+        if self.int8 and self.to_format != "onnx":
+            raise Mistake("--int8 is for --to-format onnx. Give it too, or leave --int8 out.")
         if self.program is None:
             loaded, report = self._own(overrides), []
         else:
@@ -49,6 +55,10 @@ class Convert:
             loaded, report = found.build(), found.report
         if self.to_format is None:
             save_checkpoint(self.to, model=loaded.model, vocab=loaded.vocab, config=loaded.config, report=report)
+        elif self.to_format == "onnx":
+            from ..interop.onnx import export_onnx
+
+            export_onnx(loaded, loaded.config.eval_lengths, self.to, int8=self.int8)
         else:
             from ..interop.hf.export import export_huggingface
 
@@ -57,14 +67,19 @@ class Convert:
         print("\n".join([f"{self.to}: {weights:,} weights, {loaded.vocab}", *(f"  {line}" for line in report)]))
 
     def _own(self, overrides: Sequence[str]) -> LoadedModel:
+        from ..config.recipe import changed_settings
         from ..interop.hub import local
         from ..run.checkpoint import load_model
 
         if self.to_format is None:
             raise Mistake("Say which program wrote SRC by --from, or what to make of a run by --to-format.")
-        if self.vocab is not None or overrides:
+        if self.vocab is not None or (overrides and self.to_format != "onnx"):
             raise Mistake("--vocab and settings are for checkpoints of other programs (--from). Leave them out.")
-        return load_model(local(self.source))
+        loaded = load_model(local(self.source))
+        config, changed = changed_settings(loaded.config, overrides)
+        if others := [f"{s.section}.{s.field}" for s in changed if (s.section, s.field[-4:]) != ("eval", "_len")]:
+            raise Mistake(f"--to-format onnx takes only the lengths of eval, got {', '.join(others)}. Leave it out.")
+        return loaded._replace(config=config)
 
 
 def _vocab(name: str) -> Vocab:

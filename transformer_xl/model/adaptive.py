@@ -94,6 +94,8 @@ class AdaptiveEmbedding(_Bands):
             x, table = _look_up(ids, self.tables[0])
             return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)
         flat = ids.flatten()
+        if torch.compiler.is_exporting():  # a graph has no sizes that depend on the ids
+            return self.scale * self._sum_of_bands(flat).view(*ids.shape, self.d_model), tuple(self.tables)
         rows = self._rows(self._band(flat))
         # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.
         bands = zip(rows, self.edges, self.tables, strict=False)
@@ -101,6 +103,15 @@ class AdaptiveEmbedding(_Bands):
         grouped = torch.cat([F.linear(*pair) for pair in zip(vectors, self.projections, strict=True)])
         x = torch.empty_like(grouped).index_copy(0, torch.cat(rows), grouped)
         return self.scale * x.view(*ids.shape, self.d_model), tables
+
+
+    def _sum_of_bands(self, ids: Int[Tensor, " n"]) -> Float[Tensor, "n D"]:
+        """The projected row of each id's band, and zeros from the other bands."""
+        band, parts = self._band(ids)[:, None], []
+        for i, (low, table, projection) in enumerate(zip(self.edges, self.tables, self.projections, strict=False)):
+            rows = F.embedding((ids - low).clamp(0, table.shape[0] - 1), table)
+            parts.append(F.linear(rows, projection).masked_fill(band != i, 0.0))
+        return torch.stack(parts).sum(0)
 
 
 def _look_up(ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,7 +128,7 @@ class KVCache:
     def counts(self) -> Int[Tensor, " B"]:
         """`valid` as a tensor, also if it is None."""
         rows = self.buffers[0]
-        return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
+        return torch.full((rows.shape[0],), self.length, device=rows.device) if self.valid is None else self.valid
 
     def newest(self, count: int) -> list[Float[Tensor, "B 2 H L K"]]:
         """At most `count` of each layer's last keys and values, in order, as views. This consumes the cache."""
@@ -204,7 +204,8 @@ def check_state(memory: object, widths: Sequence[int], x: Vectors) -> None:
     if not isinstance(memory, Memory | KVCache):
         raise Mistake(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")
     layers = memory.buffers if isinstance(memory, KVCache) else memory.layers
-    fits = len(layers) == len(widths) and all(len(rows) == len(x) and rows.device == x.device for rows in layers)
+    same = [rows.shape[0] == x.shape[0] and rows.device == x.device for rows in layers]
+    fits = len(layers) == len(widths) and all(same)
     if fits and isinstance(memory, Memory):
         mixed = torch.is_autocast_enabled(x.device.type)
         shapes = [(memory.length, width) for width in widths]

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..ops.masks import running_max
 from .inputs import as_marks
 from .modules import First, Valid, Vectors
 
@@ -39,7 +40,7 @@ class Memory(NamedTuple):
     def counts(self) -> Int[Tensor, " B"]:
         """`valid` as a tensor, also if it is None."""
         rows = self.layers[0]
-        return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
+        return torch.full((rows.shape[0],), self.length, device=rows.device) if self.valid is None else self.valid
 
     def grow_to(self, mem_len: int) -> Memory:
         """The memory, filled up to `mem_len` positions with zeros that count (`model.zero_memory`)."""
@@ -109,7 +110,7 @@ def first_keys(memory: int, valid: Valid, begins: Bool[Tensor, "B T"] | None) ->
     if begins is None:
         return start
     own = torch.arange(memory, memory + begins.shape[1], device=begins.device)
-    first = own.where(begins, 0).cummax(1).values
+    first = running_max(own.where(begins, 0))
     return first if start is None else torch.maximum(first, start)
 
 

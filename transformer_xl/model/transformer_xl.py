@@ -24,7 +24,6 @@ from ..config.settings import Lengths, TransformerXLConfig
 from ..config.shape import own_kinds
 from ..mistake import Mistake
 from ..ops.dropout import Dropout
-from ..runtime.device import PRECISIONS
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Positions, Projected, RelativeMultiheadAttention, sinusoids
 from .gates import build_join
@@ -135,7 +134,7 @@ class TransformerXLBackbone(nn.Module):
         episode, it and what follows see nothing before it, as after `memory.reset`.
         """
         check_vectors(x, self.like)
-        state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
+        state: Any = self.empty_memory(x.shape[0], lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
         state = state.grow_to(lengths.mem_len) if self.config.zero_memory else state
         x = self.dropout(x)
@@ -319,7 +318,7 @@ class TransformerXL(nn.Module):
         evaluation and generation all call this."""
         x, tables = self.embedding.lookup(ids)
         if self.ngrams is not None:
-            state: Any = self.empty_memory(len(ids), lengths) if memory is None else memory
+            state: Any = self.empty_memory(ids.shape[0], lengths) if memory is None else memory
             check_state(state, [self.config.d_model] * self.config.n_layer, x)
             x, memory = self.ngrams.add(x, ids, state, lengths.mem_len)
         if self.config.document_end is None:
@@ -372,7 +371,8 @@ class TransformerXL(nn.Module):
         """
         kept = {id(p): p for p in self.parameters()}
         copied = deepcopy(self, dict(kept))
-        if (half := PRECISIONS[precision]) != torch.float32:
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        if half is not None:
             copied.softmax = deepcopy(copied.softmax, dict(kept))
             copied.softmax.tied = False
             linear = (module for module in copied.modules() if isinstance(module, nn.Linear))

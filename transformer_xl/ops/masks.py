@@ -41,7 +41,7 @@ class Mask(NamedTuple):
         start: Bounds = None if valid is None else memory - valid[:, None]
         until: Bounds = None if end is None else memory + end[:, None]
         if first is not None:
-            first = first.cummax(1).values if first.shape[1] > 1 else first
+            first = running_max(first) if first.shape[1] > 1 else first
             start = first if start is None else torch.maximum(first, start)
             if ahead and start.shape[1] > 1:  # until the first query that does not see this one
                 own = torch.arange(memory, memory + start.shape[1], dtype=start.dtype, device=start.device)
@@ -89,6 +89,14 @@ def visible(
     return seen
 
 
+def running_max(x: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """The largest number of each row up to each position. ONNX has no operator for it."""
+    if not torch.compiler.is_exporting():
+        return x.cummax(1).values
+    places = torch.arange(x.shape[1], device=x.device)
+    return x[:, None].masked_fill(places > places[:, None], torch.iinfo(x.dtype).min).amax(-1)
+
+
 def without_padding(out: Float[Tensor, "H B T K"], memory: int, mask: Mask) -> Float[Tensor, "H B T K"]:
     """`out` with 0 for queries that are padding; `memory` keys are before the first query's own."""
     own = torch.arange(memory, memory + out.shape[2], device=out.device)
@@ -104,7 +112,8 @@ def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> 
     """Set hidden scores to the lowest number of the dtype, in place; `memory` keys are before the first query's own."""
     T, S = shifted.shape[2:]
     lowest, device = torch.finfo(shifted.dtype).min, shifted.device
-    if any(bound is not None and bound.shape[1] > 1 for bound in (mask.first, mask.until)):
+    per_query = any(bound is not None and bound.shape[1] > 1 for bound in (mask.first, mask.until))
+    if per_query or torch.compiler.is_exporting():  # an exported graph has no branches on lengths
         shifted.masked_fill_(~visible(T, S, mask, memory, device=device)[:, 0], lowest)
         return
     later = shifted[..., memory + mask.ahead + 1 :]

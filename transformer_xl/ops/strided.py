@@ -25,7 +25,7 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`. Inside, the first axis is heads: one product with `r` per head then covers all rows."""
     q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     B, H, T, K = q.shape
-    if mask.attn_len is not None:  # drop the keys that no query sees
+    if mask.attn_len is not None and not torch.compiler.is_exporting():  # drop the keys that no query sees
         dropped = max(k.shape[2] - (mask.attn_len - 1 + T), 0)
         k, v, mask = k[:, :, dropped:], v[:, :, dropped:], mask.part(dropped)
     S = k.shape[2]

@@ -1,0 +1,155 @@
+"""Exported graphs: the model's numbers for any rows, segments and memory, in PyTorch and in onnxruntime."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import VARIANTS, small_model, text
+from torch import Tensor
+
+from transformer_xl.commands.main import main
+from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.interop import onnx
+from transformer_xl.mistake import Mistake
+from transformer_xl.run.checkpoint import load_model, save_checkpoint
+
+onnxruntime = pytest.importorskip("onnxruntime")
+EXAMPLE = Path(__file__).parents[2] / "examples/stream_onnx.py"
+NGRAMS = {"ngrams": (1, 3), "ngram_rows": 37, "ngram_width": 6, "matches": (2,), "match_window": 7}
+WINDOWS = {"attn_len": 6, "clamp_len": 9}
+KINDS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "plain": ({}, {}),
+    "bands": (VARIANTS["bands"], WINDOWS),
+    "projected": ({"share_position_projection": True, "pre_lnorm": True, "final_norm": True, "qk_norm": True}, {}),
+    "gated": ({"gate": "gru", "pre_lnorm": True, "untie_r": True}, WINDOWS),
+    "documents and matches": (NGRAMS | {"document_end": 1}, {}),
+    "shaw": ({"kind": "shaw", "positions": 9}, {}),
+}
+BYTES = Vocab.build("byte", [])
+LENGTHS = Lengths(tgt_len=12, mem_len=16)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a byte model with random weights and the state of all kinds."""
+    model = small_model(dtype=torch.float32, vocab_size=256, n_layer=1, **KINDS["documents and matches"][0])
+    config = RunConfig(model=model.config, train=TrainConfig(tgt_len=12, mem_len=16))
+    return save_checkpoint(tmp_path_factory.mktemp("onnx") / "run", model=model, vocab=BYTES, config=config)
+
+
+def session(path: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(path, options)
+
+
+def run(graph: Any, *given: Tensor) -> list[Tensor]:
+    names = [each.name for each in graph.get_inputs()]
+    found = graph.run(None, dict(zip(names, (each.numpy() for each in given), strict=True)))
+    return [torch.from_numpy(each) for each in found]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_in_pieces_has_the_models_log_probabilities(kind, tmp_path):
+    """Pieces of 1, of the longest length, and shorter ones after a full memory; of any number of rows."""
+    shape, windows = KINDS[kind]
+    lengths = Lengths(tgt_len=12, mem_len=16, **windows)
+    model = small_model(dtype=torch.float32, **shape)
+    stream = onnx.Stream(model, lengths)
+    stream.write_onnx(tmp_path / "model.onnx")
+    graph, program = session(tmp_path / "model.onnx"), stream.program.module()
+    for rows in (1, 2, 8):
+        ids, memory = text(rows, 55), model.empty_memory(rows, lengths)
+        states = [stream.start(rows)] * 2
+        for piece in ids.split([1, 1, 5, 12, 12, 1, 3, 12, 8], dim=1):
+            expected, memory = model.log_probs(piece, memory, lengths)
+            for i, read in enumerate((lambda *given: run(graph, *given), program)):
+                with torch.no_grad():
+                    found, *states[i] = read(piece, *states[i])
+                torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-5)
+
+
+def test_any_rows_segment_and_memory_have_the_models_numbers(tmp_path):
+    lengths = Lengths(tgt_len=64, mem_len=256)
+    model = small_model(dtype=torch.float32, n_layer=1)
+    stream = onnx.Stream(model, lengths)
+    stream.write_onnx(tmp_path / "model.onnx")
+    graph = session(tmp_path / "model.onnx")
+    for rows in (1, 8):
+        for segment in (1, 2, 64):
+            for past in (0, 1, 7, 255, 256):
+                ids, [memory] = text(rows, segment), stream.start(rows)
+                memory = torch.randn(*memory.shape[:4], past, memory.shape[5])
+                with torch.no_grad():
+                    expected = stream(ids, memory)
+                for found, wanted in zip(run(graph, ids, memory), expected, strict=True):
+                    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_a_backbone_reads_vectors(tmp_path):
+    backbone = small_model(dtype=torch.float32).backbone
+    stream, memory = onnx.Stream(backbone, LENGTHS), None
+    stream.write_onnx(tmp_path / "model.onnx")
+    graph = session(tmp_path / "model.onnx")
+    assert [each.name for each in graph.get_outputs()] == ["outputs", "next_memory"]
+    x, state = torch.randn(3, 40, backbone.config.d_model), stream.start(3)
+    for piece in x.split([1, 12, 12, 3, 12], dim=1):
+        outputs, memory = backbone(piece, memory, LENGTHS)
+        found, *state = run(graph, piece, *state)
+        torch.testing.assert_close(found, outputs[-1].detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", [{"zero_memory": True}, {"kind": "lstm", "n_head": 10, "d_head": 50, "init_std": 0.02}]
+)
+def test_another_memory_is_refused(kind):
+    with pytest.raises(Mistake, match=r"zero_memory.*lstm or qrnn"):
+        onnx.Stream(small_model(**kind), LENGTHS)
+
+
+def test_a_run_is_exported_and_streams_without_this_package(trained, tmp_path, capsys):
+    """The example reads bytes; int8 weights change the numbers a little."""
+    line = ["convert", str(trained), "--to-format", "onnx", "--eval.mem-len", "20"]
+    assert main([*line, "--to", str(tmp_path / "whole")]) == 0
+    assert main([*line, "--to", str(tmp_path / "int8"), "--int8"]) == 0
+    graphs = [session(tmp_path / name / "model.onnx") for name in ("whole", "int8")]
+    about = graphs[0].get_modelmeta().custom_metadata_map
+    assert about["mem_len"] == "20" and about["clamp_len"] == "null"
+    model = load_model(trained).model
+    lengths = Lengths(**{name: json.loads(value) for name, value in about.items()})
+    ids = torch.randint(len(model.softmax.bias), (2, lengths.tgt_len))
+    with torch.no_grad():
+        expected, _ = model.log_probs(ids, None, lengths)
+    found, rough = (run(graph, ids, *onnx.Stream(model, lengths).start(2))[0] for graph in graphs)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert 1e-5 < (rough - expected).abs().max() < 0.5
+    written = subprocess.run(
+        [sys.executable, "-I", EXAMPLE, tmp_path / "whole", "the "], capture_output=True, timeout=60
+    )
+    assert written.returncode == 0 and len(written.stdout) == 500, written.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--int8"], "--int8 is for --to-format onnx"),
+        (["--to-format", "onnx", "--train.lr", "3"], "takes only the lengths of eval, got train.lr"),
+        (["--to-format", "onnx", "--eval.mem-len", "-3"], "eval.mem_len must be"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(trained, tmp_path, capsys, more, told):
+    assert main(["convert", str(trained), "--to", str(tmp_path / "new"), *more]) == 2
+    assert told in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_a_missing_package_is_named(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(onnx, "find_spec", lambda name: None)
+    assert main(["convert", str(trained), "--to", str(tmp_path / "new"), "--to-format", "onnx"]) == 2
+    assert "needs the package onnx" in capsys.readouterr().err
