@@ -1,8 +1,8 @@
 """Continue a text with a model exported to ONNX: NumPy and onnxruntime, without torch and without this package.
 
-    txl convert runs/mine --to-format onnx --to onnx/mine
-    pip install numpy onnxruntime
-    python examples/stream_onnx.py onnx/mine "The "
+txl convert runs/mine --to-format onnx --to onnx/mine
+pip install numpy onnxruntime
+python examples/stream_onnx.py onnx/mine "The "
 """
 
 import json

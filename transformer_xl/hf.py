@@ -9,21 +9,39 @@
 from __future__ import annotations
 
 from .interop.hf.export import export_huggingface
-from .interop.hf.modeling_transformer_xl import TransformerXLCache, TransformerXLForCausalLM, TransformerXLHFConfig
+from .interop.hf.modeling_transformer_xl import (
+    TransformerXLCache,
+    TransformerXLForCausalLM,
+    TransformerXLForSequenceClassification,
+    TransformerXLHFConfig,
+    TransformerXLModel,
+)
 from .interop.hf.tokenization_transformer_xl import TransformerXLTokenizer
 from .interop.hf.tokenizer import fast_tokenizer
 
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # isort: skip  (its absence is reported by interop.hf)
+from transformers import (  # isort: skip  (its absence is reported by interop.hf)
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 __all__ = [
     "TransformerXLCache",
     "TransformerXLForCausalLM",
+    "TransformerXLForSequenceClassification",
     "TransformerXLHFConfig",
+    "TransformerXLModel",
     "TransformerXLTokenizer",
     "export_huggingface",
     "fast_tokenizer",
 ]
 
 AutoConfig.register(TransformerXLHFConfig.model_type, TransformerXLHFConfig, exist_ok=True)
+AutoModel.register(TransformerXLHFConfig, TransformerXLModel, exist_ok=True)
 AutoModelForCausalLM.register(TransformerXLHFConfig, TransformerXLForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(
+    TransformerXLHFConfig, TransformerXLForSequenceClassification, exist_ok=True
+)
 AutoTokenizer.register(TransformerXLHFConfig, fast_tokenizer_class=TransformerXLTokenizer, exist_ok=True)

@@ -269,7 +269,7 @@ REFUSED = {
     "short labels": ({"labels": text(2, 4)}, r"input_ids, \(2, 5\), got \(2, 4\)"),
     "a short mask": ({"attention_mask": torch.tensor([[0, 1]] * 2)}, "of the shape of input_ids"),
     "no ids": ({"input_ids": None}, "input_ids must hold a token or more"),
-    "attentions": ({"output_attentions": True}, "output_attentions and output_hidden_states must be False"),
+    "attentions": ({"output_attentions": True}, "output_attentions must be False"),
     "another's cache": ({"past_key_values": DynamicCache()}, "got a DynamicCache"),
 }
 
@@ -311,7 +311,11 @@ torch.save(model(torch.load("ids.pt")).logits.detach(), "logits.pt")
 model.save_pretrained("again")
 model = AutoModelForCausalLM.from_pretrained("again", trust_remote_code=True)
 assert torch.equal(model(torch.load("ids.pt")).logits, torch.load("logits.pt"))
-assert "transformers_modules" in type(model).__module__
+from transformers import AutoModel, AutoModelForSequenceClassification
+for kind, size in ((AutoModel, 14), (AutoModelForSequenceClassification, 2)):
+    other = kind.from_pretrained("again", trust_remote_code=True)
+    assert other(torch.load("ids.pt"))[0].shape[-1] == size
+    assert "transformers_modules" in type(model).__module__ and "transformers_modules" in type(other).__module__
 """
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from transformer_xl.mistake import Mistake
 from transformer_xl.model import bidirectional
 from transformer_xl.model.attention import sines_then_cosines
 from transformer_xl.model.bidirectional import BidirectionalAttention, interleaved_sinusoids
@@ -129,3 +130,94 @@ def test_dropout_is_for_training_and_bf16_works() -> None:
     assert not torch.equal(attention.train()(x), attention(x))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert attention(x).isfinite().all()
+
+
+def scores_by_index(attention: BidirectionalAttention, x: Tensor, seen: Tensor, start: int = 0) -> Tensor:
+    """The output of the shifts "none" and "legacy", score by score."""
+    rows, length, heads = *x.shape[:2], attention.n_head
+    q, k, v = (each.unflatten(-1, (heads, -1)) for each in (attention.query(x), *attention.key_value(x).chunk(2, -1)))
+    longest = max(length, bidirectional.LEGACY_LENGTH)
+    table = {"none": torch.arange(length) + start, "legacy": longest - 1 - torch.arange(length)}[attention.shift]
+    p = attention.position(attention.encode(table.to(x.dtype), WIDTH)).unflatten(-1, (heads, -1))
+    out = torch.empty(rows, length, heads, q.shape[-1], dtype=x.dtype)
+    for row in range(rows):
+        for head in range(heads):
+            score = (q[row, :, head] + attention.content_bias[head]) @ k[row, :, head].mT
+            for i in range(length):
+                for j in range(length):
+                    query, place = (i, j) if attention.shift == "none" else (i, length - 1 - i + j)
+                    if place > length:  # the shift reads the next query's row
+                        query, place = i + 1, j - i - 2
+                    if place < length:
+                        score[i, j] += (q[row, query, head] + attention.position_bias[head]) @ p[place, head]
+            score = (score / q.shape[-1] ** 0.5).masked_fill(~seen[row], -torch.inf)
+            out[row, :, head] = score.softmax(-1) @ v[row, :, head]
+    return attention.output(out.flatten(2))
+
+
+@pytest.mark.parametrize("shift", ["none", "legacy"])
+@torch.no_grad()
+def test_other_shifts_are_what_their_indices_say(shift: str) -> None:
+    attention = small(shift=shift, encode=interleaved_sinusoids)
+    x, end = torch.randn(3, 7, WIDTH, dtype=torch.float64), torch.tensor([7, 5, 2])
+    seen = (torch.arange(7) < end[:, None])[:, None].expand(3, 7, 7)
+    expected, found = scores_by_index(attention, x, seen), attention(x, end=end)
+    for row, count in enumerate(end):
+        torch.testing.assert_close(found[row, :count], expected[row, :count])
+    near = (torch.arange(7) - torch.arange(7)[:, None]).abs() <= 2
+    found = attention(x, attn_len=3, look_ahead=2)
+    torch.testing.assert_close(found, scores_by_index(attention, x, near.expand(3, 7, 7)))
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    length=st.integers(1, 12),
+    size=st.integers(1, 5),
+    before=st.integers(0, 3),
+    shift=st.sampled_from(["relative", "none"]),
+)
+@torch.no_grad()
+def test_chunks_at_once_equal_a_stream_of_chunks(length: int, size: int, before: int, shift: str) -> None:
+    """The past is the last chunks, each padded row has its own end, and `start` is the place in the utterance."""
+    attention = small(shift=shift)
+    x = torch.randn(2, length, WIDTH, dtype=torch.float64)
+    for end in (length, (length + 1) // 2):
+        whole = attention.in_chunks(x, size, before, end=torch.tensor([length, end]))
+        for row, own in ((0, length), (1, end)):
+            for start in range(0, own, size):
+                past, new = (
+                    x[row : row + 1, max(start - before * size, 0) : start],
+                    x[row : row + 1, start:own][:, :size],
+                )
+                out = attention(new, past, start=start if shift == "none" else 0)
+                torch.testing.assert_close(out[0], whole[row, start : start + size][: out.shape[1]])
+
+
+def test_parakeets_weights_have_seven_other_names() -> None:
+    parakeet = pytest.importorskip("transformers.models.parakeet.modeling_parakeet")
+    torch.manual_seed(0)
+    config = parakeet.ParakeetEncoderConfig(hidden_size=16, num_attention_heads=4, attention_bias=True)
+    config._attn_implementation = "eager"
+    theirs = parakeet.ParakeetEncoderAttention(config, 0).eval()
+    for bias in (theirs.bias_u, theirs.bias_v):
+        torch.nn.init.normal_(bias)
+    x, mask = torch.randn(2, 9, 16), torch.ones(2, 1, 9, 9, dtype=torch.bool)
+    mask[1, :, :, 6:] = False
+    encodings = parakeet.ParakeetEncoderRelPositionalEncoding(config)(x)
+    ours = BidirectionalAttention.from_conformer(theirs.state_dict())
+    ours.encode = lambda *_: encodings[0]
+    with torch.no_grad():
+        expected, found = theirs(x, encodings, mask)[0], ours(x, end=torch.tensor([9, 6]))
+    assert (found - expected)[mask[:, 0, 0]].abs().max() < 2e-6
+
+
+def test_shifts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(Mistake, match="shift must be relative, none or legacy, got 'rel'"):
+        small(shift="rel")
+    attention = small(shift="legacy")
+    x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
+    with pytest.raises(Mistake, match="past must be None with shift = legacy, got 3"):
+        attention(x, x)
+    for call in ((x, 2, 1), (x, 0, 1)):
+        with pytest.raises(Mistake, match="in_chunks must have size"):
+            attention.in_chunks(*call)

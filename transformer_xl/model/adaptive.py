@@ -94,7 +94,8 @@ class AdaptiveEmbedding(_Bands):
             x, table = _look_up(ids, self.tables[0])
             return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)
         flat = ids.flatten()
-        if torch.compiler.is_exporting():  # a graph has no sizes that depend on the ids
+        # Neither an exported graph nor vmap has sizes that depend on the ids.
+        if torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
             return self.scale * self._sum_of_bands(flat).view(*ids.shape, self.d_model), tuple(self.tables)
         rows = self._rows(self._band(flat))
         # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.
@@ -116,7 +117,8 @@ class AdaptiveEmbedding(_Bands):
 
 def _look_up(ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of a table, and the table. Where one token is read at a time, the autograd function would take longer."""
-    return _Lookup.apply(ids, table) if torch.is_grad_enabled() else (F.embedding(ids, table), table)
+    plain = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    return (F.embedding(ids, table), table) if plain else _Lookup.apply(ids, table)
 
 
 class _Lookup(torch.autograd.Function):
@@ -192,6 +194,9 @@ class AdaptiveSoftmax(_Bands):
             tables: the tables that the embedding's `lookup` returned; used only if this softmax is tied to them.
         """
         targets = as_targets(targets, hidden.shape[:-1])
+        if torch._C._are_functorch_transforms_active():  # all derivatives, in plain PyTorch
+            of_targets = self.log_probs(hidden).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+            return -of_targets.where(targets >= 0, 0.0)
         x, flat = hidden.flatten(0, -2), targets.flatten()
         if flat.is_cuda or torch.compiler.is_compiling():  # the error comes later, so nothing waits for the device
             torch.ops.aten._assert_async.msg((flat < self.edges[-1]).all(), "a target is out of range")

@@ -6,22 +6,36 @@ Without the causal mask a position sees later ones too, at negative distances. T
     attention = BidirectionalAttention.from_conformer(layer.self_attn.state_dict())
     y = attention(x, end=frames)                # frames of each row before its padding
     y = attention(x, past, look_ahead=8)        # a stream
+    y = attention.in_chunks(x, 16, before=4)    # each frame sees its chunk of 16 and 4 chunks before it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..mistake import Mistake
 from ..ops import check_backend, relative_attention
+from ..ops.masks import Mask, visible, without_padding
 from .attention import sines_then_cosines
-from .modules import First
+from .modules import First, Keys, Queries
 
 Encode = Callable[[Float[Tensor, " R"], int], Float[Tensor, "R D"]]
 """Encodings of distances at a width."""
+Shift = Literal["relative", "none", "legacy"]
+"""What a query's score has a term of, besides the key: the encoding of the distance between them; or of the position of
+the key, as in WeNet, which leaves out the shift of the paper's appendix B; or what the first version of ESPnet's shift
+selects (`legacy_rel_pos`), which for keys after the query's next is a product of the next query."""
+LEGACY_LENGTH = 5000
+"""ESPnet's first version encodes the distance d of T frames as d + max(T, this) - T."""
+_CONFORMER = {"q_proj": "linear_q", "k_proj": "linear_k", "v_proj": "linear_v", "o_proj": "linear_out"}
+_CONFORMER |= {"relative_k_proj": "linear_pos", "bias_u": "pos_bias_u", "bias_v": "pos_bias_v"}
+"""The names of Parakeet's and Nemotron's weights, and those of other Conformers."""
 
 
 def interleaved_sinusoids(distance: Float[Tensor, " R"], d_model: int) -> Float[Tensor, "R D"]:
@@ -46,9 +60,13 @@ class BidirectionalAttention(nn.Module):
         dropatt: float = 0.0,
         norm_epsilon: float | None = None,
         encode: Encode = sines_then_cosines,
+        shift: Shift = "relative",
         backend: str = "auto",
     ):
         super().__init__()
+        if shift not in ("relative", "none", "legacy"):
+            raise Mistake(f"shift must be relative, none or legacy, got {shift!r}.")
+        self.shift: Shift = shift
         self.n_head: int = n_head
         self.dropatt: float = dropatt
         self.encode: Encode = encode
@@ -71,39 +89,111 @@ class BidirectionalAttention(nn.Module):
         valid: Int[Tensor, " B"] | None = None,
         end: Int[Tensor, " B"] | None = None,
         first: First = None,
+        start: int | Int[Tensor, " B"] = 0,
     ) -> Float[Tensor, "B T D"]:
-        """`past`: earlier vectors, which are only keys and values. For the other arguments see `relative_attention`."""
+        """Attend from `x` to `past` and `x`. For the other arguments see `relative_attention`.
+
+        Args:
+            past: earlier vectors, which are only keys and values.
+            start: the position of the first vector of `x` in its utterance; only for the shift "none".
+        """
         rows = x if past is None else torch.cat([past, x], dim=1)
-        distance = torch.arange(rows.shape[1] - 1, -x.shape[1], -1, device=x.device, dtype=self.content_bias.dtype)
-        encodings = self.encode(distance, x.shape[2]).to(x.dtype)
         k, v = self.key_value(rows).chunk(2, dim=-1)
-        q, k, v, r = (self._heads(each) for each in (self.query(x), k, v, self.position(encodings)))
-        attended = relative_attention(
-            *(q, k, v, r, self.content_bias, self.position_bias),
-            causal=False,
-            attn_len=attn_len,
-            look_ahead=look_ahead,
-            valid=valid,
-            end=end,
-            first=first,
-            dropout_p=self.dropatt if self.training else 0.0,
-            backend=self.backend,
-        )
+        q, k, v = (self._heads(each) for each in (self.query(x), k, v))
+        if self.shift == "relative":
+            attended = relative_attention(
+                *(q, k, v, self._encoded(torch.arange(k.shape[2] - 1, -q.shape[2], -1, device=x.device), x)),
+                *(self.content_bias, self.position_bias),
+                causal=False,
+                attn_len=attn_len,
+                look_ahead=look_ahead,
+                valid=valid,
+                end=end,
+                first=first,
+                dropout_p=self.dropatt if self.training else 0.0,
+                backend=self.backend,
+            )
+        else:
+            memory, ahead = k.shape[2] - q.shape[2], q.shape[2] - 1 if look_ahead is None else look_ahead
+            mask = Mask.of(memory, attn_len, valid, ahead=ahead, end=end, first=first)
+            scores = self._keyed(q, k, x, start) if self.shift == "none" else self._legacy(q, k, x)
+            seen = visible(q.shape[2], k.shape[2], mask, device=x.device)
+            scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+            probability = F.dropout(scores.softmax(-1), self.dropatt, self.training)
+            attended = without_padding((probability @ v).transpose(0, 1), memory, mask).transpose(0, 1)
         y = self.output(attended.transpose(1, 2).flatten(2))
         return y if self.norm is None else self.norm(x + y)
+
+    def in_chunks(
+        self, x: Float[Tensor, "B T D"], size: int, before: int, *, end: Int[Tensor, " B"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """Each frame sees its chunk of `size` frames and the `before` chunks before it.
+
+        Chunks become rows, so the work and the memory grow with T, not with its square. A stream that reads chunk by
+        chunk, with the last `before` chunks as `past`, has the same result. `end` as in `forward`.
+        """
+        if self.shift == "legacy" or size < 1 or before < 0:
+            got = f"size = {size}, before = {before}, shift = {self.shift}"
+            raise Mistake(f"in_chunks must have size >= 1, before >= 0 and another shift than legacy, got {got}.")
+        (rows, length, width), count = x.shape, -(-x.shape[1] // size)
+        window = (before + 1) * size
+        padded = F.pad(x, (0, 0, before * size, count * size - length))
+        parts = padded.unfold(1, window, size).transpose(2, 3).reshape(rows * count, window, width)
+        start = torch.arange(count, device=x.device) * size
+        own = (start.new_full((rows, 1), length) if end is None else end[:, None]) - start
+        y = self(
+            parts[:, before * size :],
+            parts[:, : before * size],
+            valid=start.clamp(max=before * size).repeat(rows),
+            end=own.clamp(0, size).flatten(),
+            start=start.repeat(rows) if self.shift == "none" else 0,
+        )
+        return y.reshape(rows, count * size, width)[:, :length]
+
+    def _keyed(
+        self, q: Queries, k: Keys, x: Float[Tensor, "B T D"], start: int | Int[Tensor, " B"]
+    ) -> Float[Tensor, "B H T S"]:
+        """Scores with a term of the encoded position of each key."""
+        first = torch.as_tensor(start, device=x.device).reshape(-1, 1) - (k.shape[2] - q.shape[2])
+        p = self._encoded(first + torch.arange(k.shape[2], device=x.device), x)
+        return self._product(q, self.content_bias, k) + self._product(q, self.position_bias, p)
+
+    def _legacy(self, q: Queries, k: Keys, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T T"]:
+        """Scores of ESPnet's first version: the paper's shift of T columns, and what wraps is not hidden."""
+        if k.shape[2] != q.shape[2]:
+            raise Mistake(f"past must be None with shift = legacy, got {k.shape[2] - q.shape[2]} positions.")
+        length = q.shape[2]
+        p = self._encoded(max(length, LEGACY_LENGTH) - 1 - torch.arange(length, device=x.device), x)
+        product = F.pad(self._product(q, self.position_bias, p), (1, 0))
+        shifted = product.flatten(2)[:, :, length:].unflatten(2, (length, length))
+        return self._product(q, self.content_bias, k) + shifted
+
+    def _product(
+        self, q: Queries, bias: Float[Tensor, "H K"], k: Float[Tensor, "*B H S K"]
+    ) -> Float[Tensor, "B H T S"]:
+        return (q + bias[:, None]) @ k.mT / q.shape[-1] ** 0.5
+
+    def _encoded(self, positions: Int[Tensor, "*B R"], x: Float[Tensor, "B T D"]) -> Float[Tensor, "*B H R K"]:
+        """The projected encodings of distances or positions."""
+        encodings = self.encode(positions.flatten().to(self.content_bias.dtype), x.shape[2]).to(x.dtype)
+        return self._heads(self.position(encodings.view(*positions.shape, -1)))
 
     def _heads(self, x: Float[Tensor, "*B L W"]) -> Float[Tensor, "*B H L K"]:
         return x.unflatten(-1, (self.n_head, -1)).transpose(-2, -3)
 
     @classmethod
-    def from_conformer(cls, weights: Mapping[str, Tensor], *, dropatt: float = 0.0) -> BidirectionalAttention:
-        """The module with the `state_dict()` of `Wav2Vec2ConformerSelfAttention` (transformers), or of ESPnet's
-        `RelPositionMultiHeadedAttention`.
+    def from_conformer(
+        cls, weights: Mapping[str, Tensor], *, shift: Shift = "relative", dropatt: float = 0.0
+    ) -> BidirectionalAttention:
+        """The module with the `state_dict()` of a Conformer's attention. Modules of the same names of weights have
+        three arithmetics, so `shift` must say which:
 
-        A query's score of a key has a term of the encoded distance between them. WeNet's modules, and ESPnet's
-        `LegacyRelPositionMultiHeadedAttention`, have the same names of weights and another arithmetic, which this class
-        does not compute.
+            relative   `Wav2Vec2ConformerSelfAttention`, `ParakeetEncoderAttention` and those like it in transformers;
+                       `RelPositionMultiHeadedAttention` of ESPnet (`rel_pos`), NeMo's
+            none       `RelPositionMultiHeadedAttention` of WeNet
+            legacy     `LegacyRelPositionMultiHeadedAttention` of ESPnet (`legacy_rel_pos`)
         """
+        weights = {_renamed(name): weight for name, weight in weights.items()}
         bias = "linear_q.bias" in weights
         found = {"content_bias": weights["pos_bias_u"], "position_bias": weights["pos_bias_v"]}
         found["position.weight"] = weights["linear_pos.weight"]
@@ -112,7 +202,7 @@ class BidirectionalAttention(nn.Module):
             found[f"key_value.{kind}"] = torch.cat([weights[f"linear_{name}.{kind}"] for name in "kv"])
         n_head, d_head = weights["pos_bias_u"].shape
         width = weights["linear_q.weight"].shape[1]
-        module = cls(width, n_head, d_head, bias=bias, dropatt=dropatt, encode=interleaved_sinusoids)
+        module = cls(width, n_head, d_head, bias=bias, dropatt=dropatt, encode=interleaved_sinusoids, shift=shift)
         return module._loaded(found)
 
     @classmethod
@@ -135,3 +225,9 @@ class BidirectionalAttention(nn.Module):
     def _loaded(self, weights: Mapping[str, Tensor]) -> BidirectionalAttention:
         self.to(weights["output.weight"]).load_state_dict(weights)
         return self
+
+
+def _renamed(name: str) -> str:
+    """A Conformer's name of a weight, also from one of Parakeet's."""
+    module, dot, kind = name.partition(".")
+    return _CONFORMER.get(module, module) + dot + kind

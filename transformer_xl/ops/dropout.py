@@ -25,7 +25,7 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
     """
     if p == 0:
         return x
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or torch._C._are_functorch_transforms_active():
         return F.dropout(x, p)
     return _MaskProduct.apply(x, keep_mask(x.shape, p), p)
 

@@ -27,7 +27,12 @@ from ...mistake import Mistake
 from ...run.checkpoint import LoadedModel
 from ...run.parts import EXPORTED_VOCAB, write_json
 from ...runtime.files import whole_folder
-from .modeling_transformer_xl import TransformerXLForCausalLM, TransformerXLHFConfig
+from .modeling_transformer_xl import (
+    TransformerXLForCausalLM,
+    TransformerXLForSequenceClassification,
+    TransformerXLHFConfig,
+    TransformerXLModel,
+)
 from .tokenizer import fast_tokenizer
 
 _PACKAGE = Path(__file__).parents[2]
@@ -75,7 +80,12 @@ def write_source(folder: str | Path) -> dict[str, str]:
     assert licence, "the package is installed without its LICENSE"
     for name, content in (source_files() | {"LICENSE": licence}).items():
         (Path(folder) / name).write_text(content, encoding="utf-8")
-    owners = {"AutoConfig": TransformerXLHFConfig, "AutoModelForCausalLM": TransformerXLForCausalLM}
+    owners = {
+        "AutoConfig": TransformerXLHFConfig,
+        "AutoModel": TransformerXLModel,
+        "AutoModelForCausalLM": TransformerXLForCausalLM,
+        "AutoModelForSequenceClassification": TransformerXLForSequenceClassification,
+    }
     return {auto: f"{_FIRST[-1]}.{owner.__name__}" for auto, owner in owners.items()}
 
 

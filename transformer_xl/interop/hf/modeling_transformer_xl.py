@@ -6,6 +6,7 @@ The layers are from `transformer_xl.model`. An exported folder has this file and
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, fields
 from importlib import import_module
 from os import PathLike
@@ -17,7 +18,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    SequenceClassifierOutputWithPast,
+)
 
 from ...config.settings import Lengths, TrainConfig, TransformerXLConfig
 from ...mistake import Mistake
@@ -34,8 +39,9 @@ _DEFAULTS: dict[str, Any] = {
 class TransformerXLHFConfig(PreTrainedConfig):
     """`TransformerXLConfig` and `Lengths`, flat and with the same names.
 
-    `run` has the other sections of the model's run. `tie_weight` and `tie_projs` set the ties of weights;
-    `tie_word_embeddings` has no effect. If `tie_weight` is changed, weights missing in a folder are initialised.
+    `run` has the other sections of the model's run; `gradient_segments` is for classification. `tie_weight` and
+    `tie_projs` set the ties of weights; `tie_word_embeddings` has no effect. If `tie_weight` is changed, weights
+    missing in a folder are initialised.
     """
 
     model_type = "transformer-xl"
@@ -49,6 +55,7 @@ class TransformerXLHFConfig(PreTrainedConfig):
     def __init__(self, **settings: Any):
         values = _DEFAULTS | {self.attribute_map.get(name, name): value for name, value in settings.items()}
         values.setdefault("run", {})
+        values.setdefault("gradient_segments", 1)
         values["tie_word_embeddings"] = True  # this allows ties; the model sets them
         super().__init__(**values)
 
@@ -119,8 +126,8 @@ class TransformerXLCache(Cache):
         raise Mistake("past_key_values of a Transformer-XL cannot be cropped. Keep the one from before those tokens.")
 
 
-class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
-    """`TransformerXL` under `model`, with its memory as `past_key_values`.
+class TransformerXLPreTrainedModel(PreTrainedModel):
+    """A `TransformerXL` under `model`, with its memory as `past_key_values`: what the models below share.
 
     Inputs longer than `tgt_len` are read in segments of that length (the first may be shorter), so a text of any length
     needs the same amount of RAM. Reading a text at once or token by token gives the same numbers if the memory has room
@@ -130,7 +137,6 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class: type = TransformerXLHFConfig
     base_model_prefix = "model"
-    accepts_loss_kwargs = True
     _is_stateful = True  # transformers then refuses assisted decoding, which removes tokens
 
     def __init__(self, config: TransformerXLHFConfig):
@@ -138,75 +144,12 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         if not config.vocab_size:
             raise Mistake("vocab_size must be the number of tokens, got 0. Give it to TransformerXLHFConfig.")
         self.model: TransformerXL = TransformerXL(config.shape)
+        self.add_weights(config)
         self._tied_weights_keys = _tied_names(self)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Int[Tensor, "B T"] | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        labels: Int[Tensor, "*S"] | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: int | Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> CausalLMOutputWithPast | tuple[object, ...]:
-        """Read `input_ids` after the memory in `past_key_values`.
-
-        Args:
-            attention_mask: 1 for text and 0 for padding, which must be on the left of a text.
-            labels: ids, with -100 at positions that are not scored. The model shifts them.
-            use_cache: whether to return the memory; True by default.
-            logits_to_keep: return the log-probabilities of this number of last positions, or of the positions in this
-                tensor; 0 returns all.
-            num_items_in_batch: the divisor of the summed loss; by default the number of scored labels.
-
-        Returns:
-            `logits` are log-probabilities, so their softmax is exact. They are None in training with labels, because
-            they are large and the loss does not need them. `loss` is the mean nats per label.
-        """
-        if input_ids is None or not input_ids.numel():
-            raise Mistake("input_ids must hold a token or more. Leave it out of generate to begin after a line end.")
-        if labels is not None and labels.shape != input_ids.shape:
-            shapes = f"{tuple(input_ids.shape)}, got {tuple(labels.shape)}"
-            raise Mistake(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
-        if output_attentions or output_hidden_states:
-            raise Mistake("output_attentions and output_hidden_states must be False or left out: there are none.")
-        mask = None if attention_mask is None else attention_mask.bool()
-        cache = self._cache(past_key_values, input_ids, mask)
-        keep = logits_to_keep if labels is None and isinstance(logits_to_keep, int) else 0
-        hidden, memory = self._read(input_ids, cache.memory, keep)
-        loss = None if labels is None else self._loss(hidden, labels, mask, num_items_in_batch)
-        logits = None
-        if labels is None or not self.training:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.model.softmax.log_probs(hidden[:, kept])
-        past = TransformerXLCache(memory, cache.seen + input_ids.shape[1]) if use_cache is not False else None
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)  # type: ignore[arg-type]
-        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
-
-    def prepare_inputs_for_generation(
-        self, input_ids: Int[Tensor, "B T"], tokenizer: object = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Prepare inputs as transformers does, without unused ones: positions, the tokenizer of `stop_strings`."""
-        positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all tokens
-        new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
-        if new is not None and new < 1:
-            seen = (kwargs.get("past_key_values") or TransformerXLCache()).get_seq_length()
-            raise Mistake(
-                f"input_ids of generate must be the whole text so far, more than the {seen} tokens that "
-                f"past_key_values has seen, got {input_ids.shape[1]}. Give it the sequences that came with it."
-            )
-        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
-        inputs.pop("cache_position", None)
-        if self.config.mem_len == 0:  # without memory, read the last tokens again for each token
-            inputs |= {"input_ids": input_ids[:, -self.config.tgt_len :], "past_key_values": None}
-            if inputs.get("attention_mask") is not None:
-                inputs["attention_mask"] = inputs["attention_mask"][:, -self.config.tgt_len :]
-        return inputs
+    def add_weights(self, config: TransformerXLHFConfig) -> None:
+        """Weights of a subclass. Here there are none."""
 
     def get_input_embeddings(self) -> nn.Module:
         """The adaptive embedding: ids to vectors."""
@@ -245,16 +188,127 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             raise Mistake("This model attends zeros before a text (zero_memory), so texts must be of one length.")
         return TransformerXLCache(self.model.empty_memory(rows, self.config.lengths, mask.sum(1) - length))
 
-    def _read(
-        self, ids: Int[Tensor, "B T"], memory: Memory | None, keep: int
-    ) -> tuple[Float[Tensor, "B L D"], Memory | None]:
-        """Features of the segments with the last `keep` positions (0: all), and the memory after them."""
-        lengths, total, kept = self.config.lengths, ids.shape[1], []
-        for end in range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len):
-            hidden, memory = self.model.hidden(ids[:, max(end - lengths.tgt_len, 0) : end], memory, lengths)
-            if not keep or total - end < keep:
-                kept.append(hidden)
-        return torch.cat(kept, dim=1), memory
+    def _start(
+        self,
+        input_ids: Int[Tensor, "B T"] | None,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        output_attentions: bool | None,
+    ) -> tuple[Int[Tensor, "B T"], Tensor | None, TransformerXLCache]:
+        """The ids and the mask of a call, checked, and the memory with which it starts."""
+        if input_ids is None or not input_ids.numel():
+            raise Mistake("input_ids must hold a token or more. Leave it out of generate to begin after a line end.")
+        if output_attentions:
+            raise Mistake("output_attentions must be False or left out: `txl analyse attention` has maps.")
+        mask = None if attention_mask is None else attention_mask.bool()
+        return input_ids, mask, self._cache(past_key_values, input_ids, mask)
+
+    def _segments(
+        self, ids: Int[Tensor, "B T"], memory: Memory | None, with_gradient: Collection[int] | None = None
+    ) -> Iterator[tuple[int, list[Float[Tensor, "B L D"]], Memory]]:
+        """For each segment its end, the outputs of each layer and the memory after it; gradients only in the segments
+        `with_gradient` (None: as in the caller)."""
+        lengths, total = self.config.lengths, ids.shape[1]
+        for number, end in enumerate(self._ends(total)):
+            kept = torch.is_grad_enabled() and (with_gradient is None or number in with_gradient)
+            with torch.set_grad_enabled(kept):
+                outputs, _, memory = self.model.read(ids[:, max(end - lengths.tgt_len, 0) : end], memory, lengths)
+            assert memory is not None, "a call returns a memory"
+            yield end, outputs, memory
+
+    def _ends(self, total: int) -> range:
+        """The ends of the segments of a text of `total` tokens."""
+        return range((total - 1) % self.config.tgt_len + 1, total + 1, self.config.tgt_len)
+
+    def _output(self, output: Any, return_dict: bool | None) -> Any:
+        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise all weights as training does. transformers applies this only to weights that a folder lacks."""
+        self.model.init_weights()
+        for name, weight in self.named_parameters():
+            if not name.startswith("model."):
+                nn.init.normal_(weight, 0.0, self.config.init_std)
+            weight._is_hf_initialized = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+
+class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
+    """The language model: log-probabilities of the next token."""
+
+    accepts_loss_kwargs = True
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Int[Tensor, "*S"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: int | Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast | tuple[object, ...]:
+        """Read `input_ids` after the memory in `past_key_values`.
+
+        Args:
+            attention_mask: 1 for text and 0 for padding, which must be on the left of a text.
+            labels: ids, with -100 at positions that are not scored. The model shifts them.
+            use_cache: whether to return the memory; True by default.
+            logits_to_keep: return the log-probabilities of this number of last positions, or of the positions in this
+                tensor; 0 returns all.
+            num_items_in_batch: the divisor of the summed loss; by default the number of scored labels.
+
+        Returns:
+            `logits` are log-probabilities, so their softmax is exact. They are None in training with labels, because
+            they are large and the loss does not need them. `loss` is the mean nats per label.
+        """
+        ids, mask, cache = self._start(input_ids, attention_mask, past_key_values, output_attentions)
+        if labels is not None and labels.shape != ids.shape:
+            shapes = f"{tuple(ids.shape)}, got {tuple(labels.shape)}"
+            raise Mistake(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
+        if output_hidden_states:
+            raise Mistake("output_hidden_states must be False or left out: TransformerXLModel (AutoModel) has them.")
+        keep = logits_to_keep if labels is None and isinstance(logits_to_keep, int) else 0
+        features, memory = [], cache.memory
+        for end, outputs, after in self._segments(ids, cache.memory):
+            memory = after
+            if not keep or ids.shape[1] - end < keep:
+                features.append(self.model.dropout(outputs[-1]))
+        hidden = torch.cat(features, dim=1)
+        loss = None if labels is None else self._loss(hidden, labels, mask, num_items_in_batch)
+        logits = None
+        if labels is None or not self.training:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.model.softmax.log_probs(hidden[:, kept])
+        past = TransformerXLCache(memory, cache.seen + ids.shape[1]) if use_cache is not False else None
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)  # type: ignore[arg-type]
+        return self._output(output, return_dict)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Int[Tensor, "B T"], tokenizer: object = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Prepare inputs as transformers does, without unused ones: positions, the tokenizer of `stop_strings`."""
+        positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all tokens
+        new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
+        if new is not None and new < 1:
+            seen = (kwargs.get("past_key_values") or TransformerXLCache()).get_seq_length()
+            raise Mistake(
+                f"input_ids of generate must be the whole text so far, more than the {seen} tokens that "
+                f"past_key_values has seen, got {input_ids.shape[1]}. Give it the sequences that came with it."
+            )
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
+        inputs.pop("cache_position", None)
+        if self.config.mem_len == 0:  # without memory, read the last tokens again for each token
+            inputs |= {"input_ids": input_ids[:, -self.config.tgt_len :], "past_key_values": None}
+            if inputs.get("attention_mask") is not None:
+                inputs["attention_mask"] = inputs["attention_mask"][:, -self.config.tgt_len :]
+        return inputs
 
     def _loss(
         self,
@@ -271,15 +325,79 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         nll = self.model.softmax.nll(hidden[:, :-1], targets.masked_fill(~scored, -1))
         return nll.sum() / (scored.sum().clamp(min=1) if count is None else count)
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """Initialise all weights as training does. transformers applies this only to weights that a folder lacks."""
-        self.model.init_weights()
-        for weight in self.parameters():
-            weight._is_hf_initialized = True  # type: ignore[attr-defined]
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
+class TransformerXLModel(TransformerXLPreTrainedModel):
+    """The vectors of a text: what `AutoModel` loads."""
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutputWithPast | tuple[object, ...]:
+        """Read `input_ids` after the memory in `past_key_values`; the arguments are those of
+        `TransformerXLForCausalLM`.
+
+        Returns:
+            `last_hidden_state`, the last layer's output, [B, T, D]; and `hidden_states`, the output of every layer.
+        """
+        ids, _, cache = self._start(input_ids, attention_mask, past_key_values, output_attentions)
+        found, memory = [], cache.memory
+        for _, outputs, after in self._segments(ids, cache.memory):
+            memory = after
+            found.append(outputs if output_hidden_states else outputs[-1:])
+        layers = tuple(torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        past = TransformerXLCache(memory, cache.seen + ids.shape[1]) if use_cache is not False else None
+        shown: Any = layers if output_hidden_states else None
+        output = BaseModelOutputWithPast(last_hidden_state=layers[-1], past_key_values=past, hidden_states=shown)  # type: ignore[arg-type]
+        return self._output(output, return_dict)
+
+
+class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
+    """A class or a number for a text of any length: a linear layer on the mean of the last layer's outputs.
+
+    A text is read in segments, and the mean is over all of its tokens. In training, the gradient comes from
+    `config.gradient_segments` of its segments, drawn at random and weighted so that its expectation is the gradient of
+    all: the memory that training needs does not grow with the text. None: all segments.
+    """
+
+    def add_weights(self, config: TransformerXLHFConfig) -> None:
+        self.score: nn.Linear = nn.Linear(config.d_model, config.num_labels or 1, bias=False)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> SequenceClassifierOutputWithPast | tuple[object, ...]:
+        """`logits` [B, num_labels] of whole texts, padded on the left; `past_key_values` is what comes before them.
+
+        Args:
+            labels: a class of each text; with `num_labels` 1 a number, whose loss is the squared error; or 0 and 1 for
+                each label with `config.problem_type` "multi_label_classification".
+        """
+        ids, mask, cache = self._start(input_ids, attention_mask, past_key_values, output_attentions)
+        own = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :]
+        count, drawn = len(self._ends(ids.shape[1])), None
+        if torch.is_grad_enabled() and self.training and self.config.gradient_segments:
+            drawn = torch.randperm(count)[: self.config.gradient_segments].tolist()
+        total: Any = 0.0
+        for number, (end, outputs, _) in enumerate(self._segments(ids, cache.memory, drawn)):
+            features = self.model.dropout(outputs[-1])
+            part = (features * own[:, end - features.shape[1] : end, None]).sum(1)
+            if drawn is not None and number in drawn:  # the same value, and a larger gradient
+                part = part.detach() + (part - part.detach()) * (count / len(drawn))
+            total = total + part
+        logits = self.score(total / own.sum(1, keepdim=True))
+        loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return self._output(SequenceClassifierOutputWithPast(loss=loss, logits=logits), return_dict)
 
 
 def _tied_names(model: nn.Module) -> dict[str, str]:

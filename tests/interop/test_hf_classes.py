@@ -1,0 +1,129 @@
+"""The exported model's vectors, and a class or a number for a text of any length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+from small_models import VOCAB, small_model, text  # noqa: E402
+from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
+from transformers import AutoModel, AutoModelForSequenceClassification  # noqa: E402
+
+from transformer_xl.config.settings import EvalConfig, RunConfig, TrainConfig  # noqa: E402
+from transformer_xl.data.vocab import Vocab  # noqa: E402
+from transformer_xl.hf import (  # noqa: E402
+    TransformerXLForSequenceClassification,
+    TransformerXLModel,
+    export_huggingface,
+)
+from transformer_xl.run.checkpoint import LoadedModel  # noqa: E402
+
+transformers.utils.logging.disable_progress_bar()
+TGT_LEN = 5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = small_model(dtype=torch.float32, dropout=0.0)
+    run = RunConfig(model=model.config, train=TrainConfig(tgt_len=TGT_LEN, mem_len=7), eval=EvalConfig())
+    path = tmp_path_factory.mktemp("classes") / "exported"
+    export_huggingface(LoadedModel(model, Vocab.of_ids(VOCAB), run), path)
+    return path
+
+
+def classifier(folder: Path, **settings: Any) -> TransformerXLForSequenceClassification:
+    torch.manual_seed(0)
+    return AutoModelForSequenceClassification.from_pretrained(folder, **{"num_labels": 3} | settings).double()
+
+
+def gradients(model: TransformerXLForSequenceClassification, ids: torch.Tensor, **more: Any) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(ids, labels=torch.tensor([2, 0]), **more).loss.backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def test_the_vectors_are_those_of_the_backbone_after_the_memory(folder):
+    model = AutoModel.from_pretrained(folder)
+    assert type(model) is TransformerXLModel
+    ids = text(2, 13)
+    first, rest = model(ids[:, :3]), []
+    rest = model(ids[:, 3:], past_key_values=first.past_key_values, output_hidden_states=True)
+    memory, expected = None, []
+    for piece in ids.split([3, 5, 5], dim=1):
+        outputs, _, memory = model.model.read(piece, memory, model.config.lengths)
+        expected.append(outputs)
+    layers = [torch.cat(parts, 1) for parts in zip(*expected, strict=True)]
+    assert torch.equal(torch.cat([first.last_hidden_state, rest.last_hidden_state], 1), layers[-1])
+    assert all(torch.equal(a, b[:, 3:]) for a, b in zip(rest.hidden_states, layers, strict=True))
+    assert rest.past_key_values.get_seq_length() == 13
+
+
+def test_a_class_is_computed_from_the_mean_of_the_outputs(folder):
+    model, ids = classifier(folder).eval(), text(2, 13)
+    vectors = AutoModel.from_pretrained(folder).double()(ids).last_hidden_state
+    torch.testing.assert_close(model(ids).logits, model.score(vectors.mean(1)))
+    padded = torch.cat([torch.zeros(2, 4, dtype=torch.long), ids], 1)
+    mask = torch.tensor([[0] * 4 + [1] * 13] * 2)
+    alone = [model(row[None, 3:]).logits for row in padded]
+    mask[:, 3] = 1
+    torch.testing.assert_close(model(padded, attention_mask=mask).logits, torch.cat(alone))
+
+
+def test_only_the_new_layer_is_drawn(folder, caplog):
+    before = AutoModel.from_pretrained(folder).state_dict()
+    model = classifier(folder).float()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items() if name != "score.weight")
+    assert 0 < model.score.weight.abs().max() < 3
+
+
+def test_a_number_has_the_squared_error_and_several_labels_have_theirs(folder):
+    ids, one = text(2, 6), classifier(folder, num_labels=1)
+    found = one(ids, labels=torch.tensor([1.5, -2.0], dtype=torch.float64))
+    torch.testing.assert_close(found.loss, ((found.logits[:, 0] - torch.tensor([1.5, -2.0])) ** 2).mean())
+    several = classifier(folder, problem_type="multi_label_classification")
+    wanted = torch.tensor([[1.0, 0, 1], [0, 1, 1]], dtype=torch.float64)
+    found = several(ids, labels=wanted)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(found.logits, wanted)
+    torch.testing.assert_close(found.loss, expected)
+
+
+def test_the_gradient_of_drawn_segments_is_that_of_all_on_average(folder, monkeypatch):
+    model, ids = classifier(folder, gradient_segments=None).train(), text(2, 13)
+    exact = gradients(model, ids)
+    for number in (1, 2):
+        model.config.gradient_segments = number
+        found = []
+        for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
+            monkeypatch.setattr(torch, "randperm", lambda count, order=order: torch.tensor(order))
+            found.append(gradients(model, ids))
+        mean = [torch.stack(each).mean(0) for each in zip(*found, strict=True)]
+        for name, a, b in zip(dict(model.named_parameters()), mean, exact, strict=True):
+            torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
+        assert any(not torch.allclose(a, b) for a, b in zip(found[0], exact, strict=True))
+
+
+def test_what_training_keeps_does_not_grow_with_the_text(folder, monkeypatch):
+    model = classifier(folder).train()
+    monkeypatch.setattr(torch, "randperm", lambda count: torch.tensor([count - 1]))
+
+    def kept(length: int) -> int:
+        sizes = []
+        with saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+            model(text(2, length), labels=torch.tensor([2, 0]))
+        return sum(sizes)
+
+    assert kept(200) == kept(60)
+    model.config.gradient_segments = None
+    assert kept(200) > 3 * kept(60)
+
+
+def test_a_trained_classifier_is_saved_and_loaded(folder, tmp_path):
+    model = classifier(folder, num_labels=4).float().eval()
+    model.save_pretrained(tmp_path / "trained")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "trained")
+    assert again.config.num_labels == 4 and again.config.gradient_segments == 1
+    assert torch.equal(again(text(2, 9)).logits, model(text(2, 9)).logits)

@@ -1,0 +1,58 @@
+"""`torch.func` on the loss of a model: gradients of each row, and products with second derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import VARIANTS, lengths, small_model, text
+from torch import Tensor
+from torch.func import functional_call, grad, jvp, vmap
+
+KINDS = {name: VARIANTS[name] for name in ("post-norm", "bands", "projected", "QK-norm", "gated")}
+
+
+def loss_of(model: Any) -> Any:
+    """The mean nats of a text after another one, as a function of the weights."""
+
+    def loss(weights: dict[str, Tensor], before: Tensor, ids: Tensor) -> Tensor:
+        call = lengths(6, tgt_len=7)
+        _, memory = functional_call(model, weights, (before[:, :-1], before[:, 1:], None, call))
+        nll, _ = functional_call(model, weights, (ids[:, :-1], ids[:, 1:], memory, call))
+        return nll.mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_each_row_are_those_of_the_row_alone(kind: str) -> None:
+    model = small_model(**KINDS[kind])
+    weights, loss = {name: weight.detach() for name, weight in model.named_parameters()}, loss_of(model)
+    before, ids = text(3, 8), text(3, 8, seed=1)
+    found = vmap(grad(loss), in_dims=(None, 0, 0))(weights, before[:, None], ids[:, None])
+    for row in range(3):
+        model.zero_grad()
+        loss(dict(model.named_parameters()), before[row : row + 1], ids[row : row + 1]).backward()
+        for name, weight in model.named_parameters():
+            expected = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            torch.testing.assert_close(found[name][row], expected, msg=lambda told, name=name: f"{name}: {told}")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # of PyTorch's own jvp
+def test_a_product_with_second_derivatives_is_the_change_of_the_gradient() -> None:
+    model = small_model(**VARIANTS["bands"])
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    torch.manual_seed(2)
+    direction, ids, call = {name: torch.randn_like(weight) for name, weight in weights.items()}, text(2, 8), lengths(6)
+    _, memory = model(ids, ids, None, call)  # of weights that do not move: no derivative reaches a memory
+
+    def loss(moved: dict[str, Tensor]) -> Tensor:
+        return functional_call(model, moved, (ids[:, :-1], ids[:, 1:], memory, call))[0].mean()
+
+    gradient = grad(loss)
+    _, found = jvp(gradient, (weights,), (direction,))
+    ends = [gradient({n: w + step * direction[n] for n, w in weights.items()}) for step in (1e-5, -1e-5)]
+    for name, product in found.items():
+        expected = (ends[0][name] - ends[1][name]) / 2e-5
+        torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-6)
