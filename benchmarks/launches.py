@@ -39,9 +39,9 @@ from transformer_xl.train.step import train_step
 CUDA = torch.device("cuda", 0)
 GUARD = """
 #include <c10/core/impl/FakeGuardImpl.h>
-C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::FakeGuardImpl<c10::DeviceType::CUDA>)
+C10_REGISTER_GUARD_IMPL(KIND, c10::impl::FakeGuardImpl<c10::DeviceType::KIND>)
 """
-"""What a build of PyTorch without CUDA lacks: something that "switches" to a CUDA device."""
+"""What a build of PyTorch without a kind of device lacks: something that "switches" to such a device."""
 
 _NONE = "_unsafe_view", "alias", "detach", "device", "empty", "empty_like", "empty_strided", "lift_fresh", "new_empty"
 """Operators without a kernel, besides views."""
@@ -51,13 +51,13 @@ _TENSORS = 110, 64, 48, 36
 """Tensors of a kernel over many of them, if each has 1, 2, ... parts; at most 320 blocks of 65,536 elements."""
 
 
-def add_cuda_guard() -> None:
-    """Let fake tensors be on a CUDA device in this process.
+def add_guard(kind: str = "CUDA") -> None:
+    """Let fake tensors be on a CUDA or MPS device in this process.
 
     Raises:
         Mistake: there is no C++ compiler.
     """
-    if torch.version.cuda or torch.version.hip:
+    if kind == "CUDA" and (torch.version.cuda or torch.version.hip):
         return
     compiler = next(filter(None, map(shutil.which, native.COMPILERS)), None)
     if compiler is None:
@@ -65,7 +65,7 @@ def add_cuda_guard() -> None:
     torch_home = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory() as name:
         source, library = Path(name, "guard.cpp"), Path(name, "guard.so")
-        source.write_text(GUARD)
+        source.write_text(GUARD.replace("KIND", kind))
         flags = "-std=c++20", "-shared", "-fPIC", "-w", f"-I{torch_home}/include"
         command = [compiler, *flags, source, "-o", library, f"-L{torch_home}/lib", "-lc10"]
         subprocess.run(command, check=True)
@@ -207,7 +207,7 @@ def count_step(recipe: str, batch_size: int | None = None) -> tuple[Launches, di
         marks.append(counted.kernels.total())
         return nll.detach(), memory
 
-    add_cuda_guard()
+    add_guard()
     with fake_cuda():
         with CUDA:
             model = TransformerXL(shape, backend="triton").train()

@@ -29,7 +29,7 @@ def test_gradients_are_those_of_the_engine(changes: dict[str, object]) -> None:
 
 def test_a_step_waits_once_for_the_device() -> None:
     try:
-        launches.add_cuda_guard()
+        launches.add_guard()
     except Mistake as error:
         pytest.skip(str(error))
     counted, parts = launches.count_step("enwik8-12l")

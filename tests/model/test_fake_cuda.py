@@ -66,7 +66,7 @@ def variants() -> Iterator[Any]:
 @pytest.fixture(scope="module", autouse=True)
 def guard() -> None:
     try:
-        launches.add_cuda_guard()
+        launches.add_guard()
     except Mistake as error:
         pytest.skip(str(error))
 

@@ -32,7 +32,7 @@ from ..model.memory import Memory
 from ..model.modules import First
 from ..model.transformer_xl import DecoderLayer, TransformerXL
 from ..run.checkpoint import LoadedModel
-from ..runtime.device import autocast
+from ..runtime.device import autocast, sums_on
 from .figures import HeadAttention, draw_by_distance, draw_passage, draw_targets
 
 KINDS = ("attention", "a", "b", "c", "d")
@@ -190,7 +190,8 @@ def average_attention(
     device = next(model.parameters()).device
     shape = (len(attending_layers(model)), model.config.n_head)
     reach = lengths.mem_len + lengths.tgt_len if lengths.attn_len is None else lengths.attn_len
-    sums = torch.zeros(len(KINDS), *shape, reach, dtype=torch.float64, device=device)
+    host = sums_on(device)
+    sums = torch.zeros(len(KINDS), *shape, reach, dtype=torch.float64, device=host)
     counts, beyond, nats = sums.new_zeros(reach), sums.new_zeros(shape), sums.new_zeros(shape)
     queries, scored = 0, torch.empty(0, 0)
 
@@ -198,14 +199,14 @@ def average_attention(
         layer, first, probability, seen = maps
         T, S = probability.shape[-2:]
         counted = scored[:, None, first : first + T, None]
-        probability = probability * counted
+        probability, seen = (probability * counted).to(host), seen.to(host)
         sums[:, layer, :, :S] += probability.sum((1, 3), dtype=torch.float64)
-        position = torch.arange(first, first + T, device=device)[:, None]
-        memory_only = torch.arange(S, device=device) > position
+        position = torch.arange(first, first + T, device=host)[:, None]
+        memory_only = torch.arange(S, device=host) > position
         beyond[layer] += (probability[0] * memory_only).sum((0, 2, 3), dtype=torch.float64)
         nats[layer] += torch.special.entr(probability[0]).sum((0, 2, 3), dtype=torch.float64)
         if layer == 0:
-            counts[:S] += (seen & counted).sum((0, 1, 2))
+            counts[:S] += (seen & counted.to(host)).sum((0, 1, 2))
 
     reader = model.for_inference(precision)
     with torch.no_grad(), autocast(precision, device), watch_attention(reader, add, block=block):

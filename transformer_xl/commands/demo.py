@@ -212,7 +212,7 @@ def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResu
             before(now + (end - now) / (len(memories) - done), shown),
             replace(config.eval_lengths, mem_len=mem_len, attn_len=None),
             precision=config.train.precision,
-            dump=lambda _, nll, nats=nats: nats.append(nll.sum(dtype=torch.float64).item()),
+            dump=lambda _, nll, nats=nats: nats.append(nll.cpu().sum(dtype=torch.float64).item()),
         )
         passes.append((result, nats))
         common = len(nats)

@@ -166,7 +166,7 @@ class TrainConfig(Checked):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of matrix products. fp16, for GPUs without bf16, scales the loss and skips steps that overflow."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ...; other devices are refused, because they were never tested."""
+    """auto, cpu, cuda, cuda:1, ..., or mps, Apple's GPU, on which nothing was run yet."""
     backend: str = "auto"
     """Implementation of the attention op; `txl env` lists them."""
     compile: bool = False

@@ -24,7 +24,7 @@ from ..config.problems import Checked, Problem, out_of_bounds
 from ..config.settings import Lengths
 from ..data.loader import Segment
 from ..model.transformer_xl import TransformerXL
-from ..runtime.device import autocast
+from ..runtime.device import autocast, sums_on
 from .score import Scoring, State, Tempered
 from .sliding import Sliding
 
@@ -119,7 +119,8 @@ def relative_rms(
                 square.addcmul_(gradient, gradient)
     assert segments, "there must be a segment to measure gradients on"
     roots = [square.div_(segments).sqrt_() for square in squares]
-    mean = sum(root.sum(dtype=torch.float64) for root in roots) / sum(root.numel() for root in roots)
+    total = sum(root.to(sums_on(device)).sum(dtype=torch.float64).item() for root in roots)
+    mean = total / sum(root.numel() for root in roots)
     return [root.div_(mean) for root in roots]
 
 

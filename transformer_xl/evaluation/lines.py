@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake
+from ..runtime.device import sums_on
 from ..runtime.terminal import report_progress
 from .score import Scoring, bits, device_of, figures_for_json, inference, perplexity, ratio
 
@@ -100,7 +101,7 @@ def _batches(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterato
 def _score_batch(model: Scoring, lines: list[Int[np.ndarray, " _"]], lengths: Lengths) -> Float[Tensor, " B"]:
     """The nats of each line; the longest is first. Lines that have ended leave the batch."""
     device = device_of(model)
-    nats = torch.zeros(len(lines), dtype=torch.float64, device=device)
+    nats = torch.zeros(len(lines), dtype=torch.float64, device=sums_on(device))
     state, rows = model.empty_cache(len(lines), lengths), len(lines)
     for start in range(0, len(lines[0]) - 1, lengths.tgt_len):
         going = [torch.from_numpy(ids[start : start + lengths.tgt_len + 1]) for ids in lines if len(ids) - 1 > start]
@@ -109,5 +110,5 @@ def _score_batch(model: Scoring, lines: list[Int[np.ndarray, " _"]], lengths: Le
             state = state.select(slice(rows))
         window = nn.utils.rnn.pad_sequence(going, batch_first=True, padding_value=-1).to(device)
         nll, state = model(window[:, :-1].clamp(min=0), window[:, 1:], state, lengths)
-        nats[:rows] += nll.sum(dim=1, dtype=torch.float64)
+        nats[:rows] += nll.to(nats.device).sum(dim=1, dtype=torch.float64)
     return nats.cpu()

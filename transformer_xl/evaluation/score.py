@@ -22,7 +22,7 @@ from ..data.loader import Segment
 from ..mistake import Mistake
 from ..model.adaptive import AdaptiveSoftmax
 from ..model.inputs import as_targets
-from ..runtime.device import autocast
+from ..runtime.device import autocast, sums_on
 
 MOST_SCORES = 1 << 24
 """Maximum number of scores held at once."""
@@ -138,7 +138,7 @@ def evaluate(
     `total` adds up the sums of several ranks, each of which reads some of the streams.
     """
     device = device_of(model)
-    nats = torch.zeros((), dtype=torch.float64, device=device)
+    nats = torch.zeros((), dtype=torch.float64, device=sums_on(device))
     targets = text_bytes = 0
     memory: State | None = None
     start = time.perf_counter()
@@ -149,7 +149,7 @@ def evaluate(
             elif segment.reset is not None:
                 memory = memory.reset(segment.reset)
             nll, memory = model(segment.ids.to(device), segment.targets.to(device), memory, lengths)
-            nats += nll.sum(dtype=torch.float64)
+            nats += nll.to(nats.device).sum(dtype=torch.float64)
             scored = segment.targets[segment.targets >= 0]
             targets += len(scored)
             if token_sizes is not None:

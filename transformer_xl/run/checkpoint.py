@@ -164,6 +164,8 @@ def _refuse_absurd(config: RunConfig, folder: Path) -> None:
             raise Mistake("config.json has sizes of more weights")
     lengths = max(config.eval_lengths.mem_len, config.train.mem_len) if model.zero_memory else 0
     memory = 4 * model.n_layer * lengths * model.d_model
+    if not hasattr(os, "sysconf"):  # Windows
+        return
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if memory > machine:
         raise Mistake(

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ..mistake import Mistake
+from .launcher import rank_and_size
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions of matrix products, and their dtypes."""
@@ -19,13 +20,18 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def resolve_device(device: str) -> torch.device:
-    """The CPU or CUDA device of this name. "auto" is CUDA if there is a CUDA device."""
+    """The device of this name. "auto" is the first CUDA device, otherwise Apple's GPU, otherwise the CPU; one of
+    several ranks takes no GPU of Apple."""
+    apple = torch.backends.mps.is_available()
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    named, count = re.fullmatch(r"cpu|cuda(?::(\d{1,9}))?", device, re.ASCII), torch.cuda.device_count()
+        other = "mps" if apple and rank_and_size()[1] == 1 else "cpu"
+        return torch.device("cuda" if torch.cuda.is_available() else other)
+    named, count = re.fullmatch(r"cpu|mps|cuda(?::(\d{1,9}))?", device, re.ASCII), torch.cuda.device_count()
     if named is None:
-        raise Mistake(f"device must be auto, cpu, cuda or cuda:N, got {device!r}.")
-    if device != "cpu" and not count:
+        raise Mistake(f"device must be auto, cpu, mps, cuda or cuda:N, got {device!r}.")
+    if device == "mps" and not apple:
+        raise Mistake(f"device must be auto, cpu or cuda: torch finds no GPU of Apple here, got {device!r}.")
+    if device.startswith("cuda") and not count:
         raise Mistake(f"device must be auto or cpu: torch finds no CUDA device here, got {device!r}.")
     if named[1] and int(named[1]) >= count:
         raise Mistake(f"device must be auto, cpu, cuda, or cuda:N with N below {count}, got {device!r}.")
@@ -46,6 +52,11 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
         fast = device.type == "cpu" and _cpu_has_fast_bf16()
     name = device.type.upper()
     return ("bf16", f"this {name} multiplies bf16 fast") if fast else ("fp32", f"this {name} has no fast bf16")
+
+
+def sums_on(device: torch.device) -> torch.device:
+    """Where sums in float64 of this device's numbers are added: on the host for Apple's GPU, which has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def _cpu_has_fast_bf16() -> bool:

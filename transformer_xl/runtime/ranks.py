@@ -83,6 +83,8 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     if ranks.size == 1:
         yield ranks
         return
+    if device == "mps":
+        raise Mistake("device must not be mps with several ranks, because gloo cannot add its numbers. Use cpu.")
     cuda = torch.cuda.is_available() and (device == "auto" or device.startswith("cuda"))
     if cuda:
         _take_device(device)

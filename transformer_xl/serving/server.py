@@ -6,8 +6,8 @@ import asyncio
 import ctypes
 import json
 import logging
-import resource
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -143,12 +143,16 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
 def tidy(service: Service) -> None:
     """Forget texts whose time is over, and give memory that is not used back to the system."""
     service.sessions.trim()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps it otherwise
-        trim(0)
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)  # glibc keeps it otherwise
 
 
 def connection_limit() -> int:
     """How many connections this process can have open, after it was allowed as many files as it may be."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return CONNECTIONS
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS + SPARE
     soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

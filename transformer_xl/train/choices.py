@@ -69,7 +69,8 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     )
     if why_not:
         why_backend = f"native cannot serve: {why_not}; {why_backend}"
-    found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
+    reasons = {"cuda": "the first CUDA device", "mps": "Apple's GPU"}
+    found = reasons.get(device.type, "no CUDA device was found")
     return {
         "device": {"name": str(device), "why": found if config.device == "auto" else "as the settings say"},
         "precision": {"name": precision, "why": why_precision},

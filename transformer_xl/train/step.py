@@ -27,6 +27,7 @@ from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL, ordered_weights
 from ..run.checkpoint import TrainingState
 from ..run.parts import set_weights, weights
+from ..runtime.device import sums_on
 from ..runtime.ranks import Ranks
 from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, Average, build_optimizers, set_rates
@@ -95,7 +96,7 @@ def train_step(
     counts = Counts.of(learned >= 0, device)
     # times the number of ranks, because ranks take the mean of their gradients
     factor = torch.full((), ranks.size * scale, device=device)
-    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    totals = torch.zeros(2, dtype=torch.float64, device=sums_on(device))
     left: list[Memory] = []
     model.zero_grad()
     for start in range(0, len(ids), size):
@@ -103,7 +104,7 @@ def train_step(
         with without_sync(objective) if rows.stop < len(ids) else nullcontext():
             call = ids[rows], targets[rows], memory.select(rows), config.lengths
             nll, after = run(objective, config.precision, factor, call, counts, step / config.max_steps)
-        totals[0] += nll.sum(dtype=torch.float64)
+        totals[0] += nll.to(totals.device).sum(dtype=torch.float64)
         left.append(after)
     unscale((weight.grad for weight in model.parameters()), scale)
     clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
@@ -206,7 +207,8 @@ class Trainer:
         if self.config.cuda_graph and self.ranks.size > 1:
             raise Mistake("train.cuda_graph must be false with several ranks. Leave it out.")
         if self.model.ngrams is not None:  # NCCL does not add sparse gradients
-            self.model.ngrams.table.sparse = self.ranks.size == 1 or _device(self.model).type == "cpu"
+            kind = _device(self.model).type  # Apple's GPU has no sparse gradients
+            self.model.ngrams.table.sparse = kind == "cpu" or (kind == "cuda" and self.ranks.size == 1)
         objective = objective_of(self.model, self.config)
         self.objective: nn.Module = parallelise(
             objective, self.config.parallel, self.ranks, compiled=self.config.compile
@@ -305,6 +307,8 @@ class Trainer:
         states = {"cpu": torch.get_rng_state()}
         if _device(self.model).type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(_device(self.model))
+        elif _device(self.model).type == "mps":
+            states["mps"] = torch.mps.get_rng_state()
         for kind, own in states.items():
             tensors |= {f"random.{rank}.{kind}": state for rank, state in enumerate(self.ranks.gather(own))}
         return TrainingState(self.step, scalars, tensors)
@@ -360,3 +364,5 @@ class Trainer:
         torch.set_rng_state(saved[f"random.{self.ranks.rank}.cpu"])
         if (cuda := saved.get(f"random.{self.ranks.rank}.cuda")) is not None and _device(self.model).type == "cuda":
             torch.cuda.set_rng_state(cuda, _device(self.model))
+        if (mps := saved.get(f"random.{self.ranks.rank}.mps")) is not None and _device(self.model).type == "mps":
+            torch.mps.set_rng_state(mps)
