@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from .interop.hf.export import export_huggingface
+from .interop.hf.export import export_huggingface, read_classifier
 from .interop.hf.modeling_transformer_xl import (
     TransformerXLCache,
     TransformerXLForCausalLM,
@@ -36,6 +36,7 @@ __all__ = [
     "TransformerXLTokenizer",
     "export_huggingface",
     "fast_tokenizer",
+    "read_classifier",
 ]
 
 AutoConfig.register(TransformerXLHFConfig.model_type, TransformerXLHFConfig, exist_ok=True)

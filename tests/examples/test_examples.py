@@ -28,12 +28,12 @@ SMALL = {
     "training_loop.py": "--steps 40",
     "log_stream.py": "--steps 120 --train-lines 1000",
     "fine_tune.py": "--steps 40",
-    "classifier.py": "--steps 15 --labelled 20",
+    "classify.py": "--steps 10 --count 8 --epochs 1 --seeds 1",
     "hf_trainer.py": "--steps 30",
     "music.py": "--steps 20 --chorales 26",
 }
 """Options with which each example takes seconds."""
-NEEDS = {"classifier.py": ("sklearn",), "hf_trainer.py": ("transformers", "accelerate")}
+NEEDS = {"classify.py": ("sklearn", "transformers"), "hf_trainer.py": ("transformers", "accelerate")}
 NEEDS["music.py"] = ("music21", "verovio")
 
 
@@ -87,7 +87,7 @@ def figures(pattern: str, output: str) -> list[float]:
 
 def test_every_example_is_listed_and_tested():
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
-    assert files == {*SMALL, "compress.py", NOTEBOOK.name, "README.md"}
+    assert files == {*SMALL, "compress.py", "stream_onnx.py", NOTEBOOK.name, "README.md"}
     listed = (EXAMPLES / "README.md").read_text()
     assert not [name for name in files - {"README.md"} if f"({name})" not in listed]
     for name in SMALL:
@@ -166,11 +166,12 @@ def test_fine_tune(tmp_path):
     assert len(before) == len(after) == 2
 
 
-def test_classifier(tmp_path):
-    output = printed("classifier.py", tmp_path)
-    check_header("classifier.py", output)
-    shares = figures(r"([\d.]+)% right", output)
-    assert len(shares) == 2 and min(shares) > 100 / 6 + 3  # a guess is right in one of 6; the standard error is 2
+def test_classify(tmp_path):
+    """Of one epoch over a few documents only the features learn something; a guess is right in one of 8."""
+    output = printed("classify.py", tmp_path)
+    check_header("classify.py", output)
+    shares = figures(r"right: ([\d.]+)%", output)
+    assert len(shares) == 3 and min(shares[1:]) > 100 / 8 + 5  # the standard error is 3
 
 
 def test_hf_trainer(tmp_path):

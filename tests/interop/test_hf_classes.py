@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
+from safetensors.torch import load_file, save_file  # noqa: E402
 from small_models import VOCAB, small_model, text  # noqa: E402
 from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
 from transformers import AutoModel, AutoModelForSequenceClassification  # noqa: E402
@@ -19,11 +21,14 @@ from transformer_xl.hf import (  # noqa: E402
     TransformerXLForSequenceClassification,
     TransformerXLModel,
     export_huggingface,
+    read_classifier,
 )
+from transformer_xl.interop.reading import read_model  # noqa: E402
 from transformer_xl.run.checkpoint import LoadedModel  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 TGT_LEN = 5
+GOLDEN = Path(__file__).parents[1] / "golden" / "huggingface"
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +132,37 @@ def test_a_trained_classifier_is_saved_and_loaded(folder, tmp_path):
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "trained")
     assert again.config.num_labels == 4 and again.config.gradient_segments == 1
     assert torch.equal(again(text(2, 9)).logits, model(text(2, 9)).logits)
+
+
+@pytest.mark.parametrize("case", ["div1-zeros", "div4-zeros", "plain-empty"])
+def test_transfo_xls_models_without_a_softmax_give_the_same_vectors(case, tmp_path):
+    """Also without the prefix of their names; a classifier's weight becomes ours."""
+    whole = read_model(GOLDEN / case, "huggingface").model
+    arrays = load_file(GOLDEN / case / "model.safetensors")
+    kept = {name.removeprefix("transformer."): value for name, value in arrays.items() if not name.startswith("crit.")}
+    for name, prefix, more in (
+        ("headless", "", {}),
+        ("classes", "transformer.", {"score.weight": torch.randn(3, whole.config.d_model)}),
+    ):
+        (tmp_path / name).mkdir()
+        shutil.copy(GOLDEN / case / "config.json", tmp_path / name)
+        save_file({prefix + key: value for key, value in kept.items()} | more, tmp_path / name / "model.safetensors")
+    found = read_model(tmp_path / "headless", "huggingface")
+    ids, lengths = text(2, 9, vocab=whole.config.vocab_size), found.config.eval_lengths
+    assert torch.equal(found.model.hidden(ids, None, lengths)[0], whole.hidden(ids, None, lengths)[0])
+    assert any("has no softmax" in note for note in found.report)
+    model = read_classifier(tmp_path / "classes")
+    assert type(model) is TransformerXLForSequenceClassification and model.config.num_labels == 3
+    expected = model.score(vectors_of(model)(ids).last_hidden_state[:, -1])
+    torch.testing.assert_close(model(ids).logits, expected)
+    model.save_pretrained(tmp_path / "ours")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
+    torch.testing.assert_close(again(ids).logits, expected)
+    with pytest.raises(ValueError, match=r"must have a classifier's score.weight, \[classes, \d+\]"):
+        read_classifier(tmp_path / "headless")
+
+
+def vectors_of(model: TransformerXLForSequenceClassification) -> TransformerXLModel:
+    other = TransformerXLModel(model.config).eval()
+    other.model = model.model
+    return other

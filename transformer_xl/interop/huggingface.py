@@ -21,6 +21,8 @@ from .vocabulary import read_vocabulary
 TENSORS, PICKLED = "model*.safetensors", "pytorch_model*.bin"
 VOCABULARIES = (EXPORTED_VOCAB, "vocab.pkl", "vocab.bin", "vocab.txt")
 OWN_TYPE = "transformer-xl"
+SCORE = "score.weight"
+"""The weight of a classifier."""
 
 
 def read_huggingface(path: Path) -> Source:
@@ -30,10 +32,15 @@ def read_huggingface(path: Path) -> Source:
     source = Source(path, Dialect(zero_memory=True, clusters_reversed=False))
     if kind == OWN_TYPE:
         source.run = _exported_run(config, path / "config.json")
-        source.add_state(_weights(path), lambda name: name.removeprefix("model."))
+        source.add_state(weights_of(path), lambda name: name.removeprefix("model."))
     elif kind == "transfo-xl":
         source.state(config)
-        source.add_state(_weights(path), lambda name: name.removeprefix("transformer."))
+        weights = weights_of(path)
+        if weights.pop(SCORE, None) is not None:
+            source.left_out[SCORE] = "a classifier's: transformer_xl.hf.read_classifier reads it"
+        source.add_state(weights, lambda name: name.removeprefix("transformer."))
+        if not any(name.startswith("crit.") for name in source.arrays):
+            _add_softmax(source)
     else:
         raise Mistake(f"{path} must hold a model of type transfo-xl, and holds {str(kind)[:60]!a}.")
     file = next((path / name for name in VOCABULARIES if (path / name).is_file()), None)
@@ -56,7 +63,23 @@ def _exported_run(config: Mapping[str, object], file: Path) -> RunConfig:
     return config_of({**sections, "model": own, "train": train, "eval": test}, file)
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
+def _add_softmax(source: Source) -> None:
+    """Add the softmax that a model without a head lacks: tied to the embedding, its biases and clusters zero."""
+    arrays = source.arrays
+    tables = [arrays[name] for name in sorted(arrays) if name.startswith("word_emb.emb_layers.")]
+    stated = source.stated.get("cutoffs", ())
+    cutoffs = [cutoff for cutoff in stated if 0 < cutoff < sum(map(len, tables))] if isinstance(stated, list) else []
+    for i, table in enumerate(tables):
+        arrays[f"crit.out_layers.{i}.bias"] = table.new_zeros(len(table))
+    if tables and cutoffs:
+        arrays["crit.cluster_weight"] = tables[0].new_zeros(len(cutoffs), tables[0].shape[1])
+        arrays["crit.cluster_bias"] = tables[0].new_zeros(len(cutoffs))
+    source.notes.append(
+        "It has no softmax, so its probabilities mean nothing; its vectors are those of the checkpoint."
+    )
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
     """The arrays of all weight files in the folder: of safetensors, if there are any."""
     files = sorted(folder.glob(TENSORS)) or sorted(folder.glob(PICKLED))
     if not files:

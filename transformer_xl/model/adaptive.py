@@ -105,7 +105,6 @@ class AdaptiveEmbedding(_Bands):
         x = torch.empty_like(grouped).index_copy(0, torch.cat(rows), grouped)
         return self.scale * x.view(*ids.shape, self.d_model), tables
 
-
     def _sum_of_bands(self, ids: Int[Tensor, " n"]) -> Float[Tensor, "n D"]:
         """The projected row of each id's band, and zeros from the other bands."""
         band, parts = self._band(ids)[:, None], []

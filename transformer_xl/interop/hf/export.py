@@ -17,16 +17,22 @@ import json
 from dataclasses import asdict
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
 from ... import __version__
+from ...config.settings import RunConfig
 from ...mistake import Mistake
+from ...model.transformer_xl import TransformerXL
 from ...run.checkpoint import LoadedModel
 from ...run.parts import EXPORTED_VOCAB, write_json
 from ...runtime.files import whole_folder
+from ..huggingface import SCORE, weights_of
+from ..reading import read_model
+from ..source import read_json
 from .modeling_transformer_xl import (
     TransformerXLForCausalLM,
     TransformerXLForSequenceClassification,
@@ -51,13 +57,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
     if model.config.kind != "transformer-xl":
         kind = model.config.kind
         raise Mistake(f"--to-format huggingface is for models of kind transformer-xl, and this one's is {kind}.")
-    sections = {name: section for name, section in asdict(run).items() if name != "model"}
-    config = TransformerXLHFConfig(
-        **asdict(model.config),
-        **asdict(run.eval_lengths),
-        run=json.loads(json.dumps(sections)),
-        bos_token_id=vocab.line_end or 0,
-    )
+    config = config_of_run(run, model, {"bos_token_id": vocab.line_end or 0})
     with torch.device("meta"):
         wrapped = TransformerXLForCausalLM(config)
     wrapped.model = model
@@ -72,6 +72,35 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
             (unfinished / f"{_TOKENIZER[-1]}.py").write_text(code, encoding="utf-8")
         write_json(unfinished / EXPORTED_VOCAB, vocab.to_json())
         (unfinished / "README.md").write_text(_card(loaded, Path(folder).name), encoding="utf-8")
+
+
+def config_of_run(run: RunConfig, model: TransformerXL, more: dict[str, Any]) -> TransformerXLHFConfig:
+    """The settings of a folder with this model, and `more` of transformers."""
+    sections = {name: section for name, section in asdict(run).items() if name != "model"}
+    settings = asdict(model.config) | asdict(run.eval_lengths) | {"run": json.loads(json.dumps(sections))}
+    return TransformerXLHFConfig(**settings | more)
+
+
+def read_classifier(folder: str | Path) -> TransformerXLForSequenceClassification:
+    """The model of a folder of `TransfoXLForSequenceClassification` (transformers 2 to 4), whose classes are computed
+    from the last token of a text. Save it by `save_pretrained`.
+
+    Raises:
+        Mistake: the folder has another model.
+    """
+    path = Path(folder)
+    found, stated = read_model(path, "huggingface"), read_json(path / "config.json")
+    score = weights_of(path).get(SCORE)
+    if score is None or score.ndim != 2 or score.shape[1] != found.model.config.d_model:
+        raise Mistake(
+            f"{path} must have a classifier's {SCORE}, [classes, {found.model.config.d_model}], and has none."
+        )
+    kept = {name: stated[name] for name in ("id2label", "label2id", "problem_type") if name in stated}
+    config = config_of_run(found.config, found.model, {"pooling": "last", "num_labels": len(score)} | kept)
+    model = TransformerXLForSequenceClassification(config)
+    model.model.load_state_dict(found.model.state_dict())
+    model.score.weight = torch.nn.Parameter(score.float())
+    return model.eval()
 
 
 def write_source(folder: str | Path) -> dict[str, str]:

@@ -39,9 +39,9 @@ _DEFAULTS: dict[str, Any] = {
 class TransformerXLHFConfig(PreTrainedConfig):
     """`TransformerXLConfig` and `Lengths`, flat and with the same names.
 
-    `run` has the other sections of the model's run; `gradient_segments` is for classification. `tie_weight` and
-    `tie_projs` set the ties of weights; `tie_word_embeddings` has no effect. If `tie_weight` is changed, weights
-    missing in a folder are initialised.
+    `run` has the other sections of the model's run; `pooling` and `gradient_segments` are for classification.
+    `tie_weight` and `tie_projs` set the ties of weights; `tie_word_embeddings` has no effect. If `tie_weight` is
+    changed, weights missing in a folder are initialised.
     """
 
     model_type = "transformer-xl"
@@ -56,6 +56,9 @@ class TransformerXLHFConfig(PreTrainedConfig):
         values = _DEFAULTS | {self.attribute_map.get(name, name): value for name, value in settings.items()}
         values.setdefault("run", {})
         values.setdefault("gradient_segments", 1)
+        values.setdefault("pooling", "mean")
+        if values["pooling"] not in ("mean", "last"):
+            raise Mistake(f"pooling must be mean or last, got {values['pooling']!r}.")
         values["tie_word_embeddings"] = True  # this allows ties; the model sets them
         super().__init__(**values)
 
@@ -360,7 +363,8 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
 class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
     """A class or a number for a text of any length: a linear layer on the mean of the last layer's outputs.
 
-    A text is read in segments, and the mean is over all of its tokens. In training, the gradient comes from
+    A text is read in segments, and the mean is over all of its tokens; with `config.pooling` "last" it is the output of
+    the last token, and the gradient that of the last segment. Otherwise, in training, the gradient comes from
     `config.gradient_segments` of its segments, drawn at random and weighted so that its expectation is the gradient of
     all: the memory that training needs does not grow with the text. None: all segments.
     """
@@ -386,13 +390,16 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         ids, mask, cache = self._start(input_ids, attention_mask, past_key_values, output_attentions)
         own = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :]
         count, drawn = len(self._ends(ids.shape[1])), None
-        if torch.is_grad_enabled() and self.training and self.config.gradient_segments:
+        if self.config.pooling == "last":
+            own, drawn = torch.zeros_like(own), [count - 1]
+            own[:, -1] = True
+        elif torch.is_grad_enabled() and self.training and self.config.gradient_segments:
             drawn = torch.randperm(count)[: self.config.gradient_segments].tolist()
         total: Any = 0.0
         for number, (end, outputs, _) in enumerate(self._segments(ids, cache.memory, drawn)):
             features = self.model.dropout(outputs[-1])
             part = (features * own[:, end - features.shape[1] : end, None]).sum(1)
-            if drawn is not None and number in drawn:  # the same value, and a larger gradient
+            if self.config.pooling == "mean" and drawn is not None and number in drawn:  # the same value, more gradient
                 part = part.detach() + (part - part.detach()) * (count / len(drawn))
             total = total + part
         logits = self.score(total / own.sum(1, keepdim=True))
