@@ -51,7 +51,7 @@ class Command:
     against: Annotated[Path | None, arg(metavar="CHECKOUT")] = None
     """Another checkout of this repository; its package takes part in the same race."""
     device: str | None = None
-    precision: Literal["fp32", "bf16"] | None = None
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
     """The precision of this package and of the textbook form; by default both are timed."""
     batch_size: Annotated[int | None, arg(metavar="N")] = None
     tgt_len: Annotated[int | None, arg(metavar="N")] = None

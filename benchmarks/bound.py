@@ -165,6 +165,6 @@ def weights(config: TransformerXLConfig) -> int:
 
 def token_bytes(config: TransformerXLConfig, batch: int, mem_len: int, precision: str) -> int:
     """Bytes that one generated token of each row reads: weights except `position`, keys, values and position table."""
-    inside, size = config.n_head * config.d_head, 2 if precision == "bf16" else 4
+    inside, size = config.n_head * config.d_head, 4 if precision == "fp32" else 2
     read = weights(config) - config.n_layer * config.d_model * inside
     return size * (read + config.n_layer * inside * (mem_len + 1) * (2 * batch + 1))

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from transformer_xl.ops.testing import CASES, Case, assert_contract
+from transformer_xl.runtime.device import PRECISIONS
 
 
 @runtime_checkable
@@ -28,7 +29,6 @@ products have 11 bits, is for a peer that fails under autocast."""
 _CASES = ("memory", "one step", "no memory", "strided views", "window and short rows", "beyond a block, all masks")
 _CASES += ("both directions, padding", "look-ahead and window")
 _LARGE = Case(queries=131, memory=257, batch=2, heads=2, head_size=64, strided=True)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def check_op(backends: Sequence[str], precisions: Sequence[str], device: str, *, backward: bool) -> None:
@@ -41,7 +41,7 @@ def check_op(backends: Sequence[str], precisions: Sequence[str], device: str, *,
         for backend in backends:
             for case in (*(CASES[name] for name in _CASES), _LARGE):
                 try:
-                    assert_contract(backend, case, _DTYPES[precision], device, backward=backward)
+                    assert_contract(backend, case, PRECISIONS[precision], device, backward=backward)
                 except AssertionError as error:
                     raise AssertionError(
                         f"No speed is reported: attention by {backend} in {precision} is wrong ({error}; {case})."

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from transformer_xl.config.settings import TransformerXLConfig
+from transformer_xl.runtime.device import PRECISIONS
 
 from . import bound
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _SECONDS = 0.01
 """The minimum duration of a measurement."""
 
@@ -47,7 +47,7 @@ class Products:
         for *shape, count in job["products"]:
             key = tuple(shape)
             if key not in cache:
-                cache[key] = _fastest(key, _DTYPES[job["precision"]], job["device"])
+                cache[key] = _fastest(key, PRECISIONS[job["precision"]], job["device"])
             self.products.append((cache[key], _times(cache[key]), count))
 
     def seconds(self) -> float:

@@ -74,12 +74,14 @@ def mean_outputs(folder: Path, texts: list[bytes]) -> np.ndarray:
     return torch.cat([torch.cat([layer.mean(1) for layer in layers], -1) for layers in states]).numpy()
 
 
-def fine_tuned(folder: Path, texts: list[bytes], labels: list[int], epochs: int, lr: float = 1e-3):
+def fine_tuned(folder: Path, texts: list[bytes], labels: list[int], epochs: int, lr: float = 3e-4):
     """A classifier after some epochs over the documents."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(PACKAGES)).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
+    settings = {"num_labels": len(PACKAGES), "gradient_segments": 4}
+    model = AutoModelForSequenceClassification.from_pretrained(folder, **settings).train()
+    groups = [{"params": model.model.parameters()}, {"params": model.score.parameters(), "lr": 100 * lr}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.01)
     steps = epochs * (len(texts) // 8)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [lr, 100 * lr], total_steps=steps, pct_start=0.1)
     for _ in range(epochs):
         order = torch.randperm(len(texts)).tolist()
         for part in (order[i : i + 8] for i in range(0, len(order) - 7, 8)):

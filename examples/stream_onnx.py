@@ -19,8 +19,9 @@ def stream(folder: str, prompt: str) -> None:
     session = onnxruntime.InferenceSession(Path(folder) / "model.onnx")
     about = session.get_modelmeta().custom_metadata_map
     vocabulary = json.loads(Path(folder, "vocab.json").read_text(encoding="utf-8"))
-    assert vocabulary["unit"] == "byte", "a token of this example is a byte"
     symbols = vocabulary["symbols"]
+    if vocabulary["unit"] != "byte" or not prompt or not set(prompt.encode()) <= set(symbols):
+        sys.exit("This example is for a model of bytes, and a prompt of bytes that the model knows.")
     # The state before the text: no keys and values, no positions that count, and -1 for tokens that are not there.
     empty = {"memory": (np.float32, 0), "valid": (np.int64, 0), "tokens": (np.int64, -1)}
     sizes = {"rows": 1, "past": 0}

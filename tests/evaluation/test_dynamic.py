@@ -17,6 +17,7 @@ from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.dynamic import Dynamic, DynamicConfig, relative_rms
 from transformer_xl.evaluation.score import Tempered, evaluate
 from transformer_xl.evaluation.sliding import Sliding
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.runtime.device import autocast
 
@@ -143,6 +144,16 @@ def test_under_bf16_scores_use_the_learned_weights(rule: str) -> None:
         with torch.enable_grad():  # gradients select another backend
             fresh, _ = deepcopy(learner.model)(part[:, :-1], part[:, 1:], None, CALL)
         assert torch.equal(learner(part[:, :-1], part[:, 1:], None, CALL)[0], fresh)
+
+
+def test_in_fp16_it_is_refused() -> None:
+    """Its loss has no scale, so small gradients would be 0."""
+    learner, part = dynamic(small_model(dtype=torch.float32), "sgd").for_inference(), text(1, 6)
+    with (
+        autocast("fp16", torch.device("cpu")),
+        pytest.raises(Mistake, match="precision must be fp32 or bf16 for dynamic"),
+    ):
+        learner(part[:, :-1], part[:, 1:], None, CALL)
 
 
 def test_a_reset_empties_the_memory_and_keeps_the_weights() -> None:

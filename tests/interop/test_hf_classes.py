@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,19 @@ def test_transfo_xls_models_without_a_softmax_give_the_same_vectors(case, tmp_pa
     torch.testing.assert_close(again(ids).logits, expected)
     with pytest.raises(ValueError, match=r"must have a classifier's score.weight, \[classes, \d+\]"):
         read_classifier(tmp_path / "headless")
+    with pytest.raises(ValueError, match="is of this package"):
+        read_classifier(tmp_path / "ours")
+    assert read_model(tmp_path / "ours", "huggingface").model.config == model.config.shape
+    config = json.loads((tmp_path / "headless" / "config.json").read_text()) | {"cutoffs": ["a"]}
+    (tmp_path / "headless" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="cutoffs"):
+        read_model(tmp_path / "headless", "huggingface")
+
+
+@pytest.mark.parametrize("wrong", [{"pooling": "max"}, {"gradient_segments": 0}, {"gradient_segments": "2"}])
+def test_wrong_settings_are_refused(folder, wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+        classifier(folder, **wrong)
 
 
 def vectors_of(model: TransformerXLForSequenceClassification) -> TransformerXLModel:

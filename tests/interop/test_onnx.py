@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "gated": ({"gate": "gru", "pre_lnorm": True, "untie_r": True}, WINDOWS),
     "documents and matches": (NGRAMS | {"document_end": 1}, {}),
     "shaw": ({"kind": "shaw", "positions": 9}, {}),
+    "al-rfou": ({"kind": "al-rfou", "positions": 12, "n_layer": 1}, {"mem_len": 0}),
 }
 BYTES = Vocab.build("byte", [])
 LENGTHS = Lengths(tgt_len=12, mem_len=16)
@@ -60,7 +62,7 @@ def run(graph: Any, *given: Tensor) -> list[Tensor]:
 def test_a_text_in_pieces_has_the_models_log_probabilities(kind, tmp_path):
     """Pieces of 1, of the longest length, and shorter ones after a full memory; of any number of rows."""
     shape, windows = KINDS[kind]
-    lengths = Lengths(tgt_len=12, mem_len=16, **windows)
+    lengths = replace(LENGTHS, **windows)
     model = small_model(dtype=torch.float32, **shape)
     stream = onnx.Stream(model, lengths)
     stream.write_onnx(tmp_path / "model.onnx")

@@ -216,6 +216,16 @@ def test_shifts_that_do_not_fit_are_refused() -> None:
         small(shift="rel")
     attention = small(shift="legacy")
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
+    for options, told in (
+        ({"attn_len": 0}, "attn_len must be at least 1"),
+        ({"end": torch.tensor([1])}, "end must be a"),
+    ):
+        with pytest.raises(Mistake, match=told):
+            attention(x, **options)
+    with pytest.raises(Mistake, match="start must be left out with shift = legacy"):
+        attention(x, start=3)
+    with pytest.raises(Mistake, match="backend must be auto with shift = none"):
+        small(shift="none", backend="strided")
     with pytest.raises(Mistake, match="past must be None with shift = legacy, got 3"):
         attention(x, x)
     for call in ((x, 2, 1), (x, 0, 1)):

@@ -513,3 +513,14 @@ def test_what_does_not_fit_is_refused(name: str, value: object, why: str) -> Non
     arguments = dict(zip(NAMES, six(), strict=True)) | {name: value}
     with pytest.raises(Mistake, match=why):
         relative_attention(**arguments)
+
+
+def test_in_fp16_a_padded_row_has_finite_gradients():
+    """The lowest number plus a negative content score would be -inf, and a whole row of them has no gradient."""
+    q, k = torch.full((2, 1, 4, 8), -4.0, dtype=torch.float16), torch.full((2, 1, 6, 8), 4.0, dtype=torch.float16)
+    inputs = [q, k, torch.ones_like(k), torch.ones_like(k[0]), torch.ones_like(q[0, :, 0]), torch.ones_like(q[0, :, 0])]
+    for each in inputs:
+        each.requires_grad_()
+    out = relative_attention(*inputs, valid=torch.tensor([-2, 2]), backend="strided")
+    gradients = torch.autograd.grad(out.sum(), inputs)
+    assert out.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)

@@ -44,6 +44,11 @@ except (ImportError, Mistake):
     pass
 else:
     assert server.connection_limit() == server.CONNECTIONS
+    import ctypes
+    ctypes.CDLL = None  # on Windows its argument must be a name
+    from types import SimpleNamespace
+    service = SimpleNamespace(engine=SimpleNamespace(stop=None))
+    assert server.make_server(SimpleNamespace(state=SimpleNamespace(service=service)))
 """
 
 

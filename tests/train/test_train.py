@@ -279,6 +279,26 @@ def test_an_overflow_in_fp16_halves_the_scale_and_is_no_failure(corpus):
     assert all(map(torch.equal, trainer.model.parameters(), again.model.parameters()))
 
 
+def test_an_overflow_of_the_n_grams_alone_is_skipped_too(corpus):
+    """Their table is not in the norm of the gradients."""
+    shape = replace(SHAPE, ngrams=(2, 3), ngram_rows=31)
+    loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
+    trainer = Trainer(start(shape=shape)[0], loader, replace(TRAIN, precision="fp16"))
+    table = trainer.model.ngrams.table.weight
+    table.register_hook(lambda grad: grad * torch.inf)
+    before = table.detach().clone()
+    assert trainer.advance().overflowed and torch.equal(table, before)
+
+
+@pytest.mark.parametrize("damage", [{"value": "x"}, {"value": 0.0}, {"value": 3.0}, {"steps": -1}, {"steps": None}])
+def test_a_damaged_scale_is_refused(corpus, damage):
+    loader, config = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5), replace(TRAIN, precision="fp16")
+    state = Trainer(start()[0], loader, config).state()
+    state.scalars["scale"] |= damage
+    with pytest.raises(ValueError, match=r"training\.json must hold numbers of training"):
+        Trainer(start()[0], loader, config).restore(state)
+
+
 def test_the_loss_scale_doubles_after_many_steps_and_is_1_at_least():
     scale = LossScale.of("fp16")
     for _ in range(GROWTH_STEPS):

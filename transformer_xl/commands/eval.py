@@ -85,10 +85,12 @@ class Eval:
         loaded = trained.load()
         corpus = trained.corpus(loaded.vocab, self.data, self.split)
         split = split_of(corpus, self.split, how.split)
-        results = []
+        results, precision = [], trained.precision
+        if reading.dynamic and precision == "fp16" and self.precision == "auto":
+            precision = "fp32"  # its gradients have no scale
         for each in lengths:
-            reader = reading.reader(loaded, corpus, each, how, trained.precision)
-            results.append(score_split(reader, split, each, how, precision=trained.precision))
+            reader = reading.reader(loaded, corpus, each, how, precision)
+            results.append(score_split(reader, split, each, how, precision=precision))
         _show(results, trained, split, reading, self)
         dynamic = reading.dynamic
         advice = f"Lower --dynamic-lr, which is {dynamic.lr:g}." if dynamic else "Score another checkpoint."

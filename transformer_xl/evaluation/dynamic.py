@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..config.problems import Checked, Problem, out_of_bounds
 from ..config.settings import Lengths
 from ..data.loader import Segment
+from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
 from ..runtime.device import autocast, sums_on
 from .score import Scoring, State, Tempered
@@ -128,7 +129,13 @@ def relative_rms(
 def _gradients(
     model: Scoring, ids: Tensor, targets: Tensor, memory: State | None, lengths: Lengths
 ) -> tuple[Tensor, State, list[Tensor | None]]:
-    """The detached nll and the memory of a call, and the gradient of the mean nll for each weight, or None."""
+    """The detached nll and the memory of a call, and the gradient of the mean nll for each weight, or None.
+
+    Without a scale of the loss, which training has, many gradients in fp16 would be 0.
+    """
+    kind = ids.device.type
+    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16:
+        raise Mistake("precision must be fp32 or bf16 for dynamic evaluation, got fp16.")
     nll, memory = model(ids, targets, memory, lengths)
     mean = nll.sum() / (targets >= 0).sum().clamp(min=1)
     gradients = torch.autograd.grad(mean, list(model.parameters()), allow_unused=True)

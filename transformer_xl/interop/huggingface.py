@@ -32,7 +32,10 @@ def read_huggingface(path: Path) -> Source:
     source = Source(path, Dialect(zero_memory=True, clusters_reversed=False))
     if kind == OWN_TYPE:
         source.run = _exported_run(config, path / "config.json")
-        source.add_state(weights_of(path), lambda name: name.removeprefix("model."))
+        weights = weights_of(path)
+        if weights.pop(SCORE, None) is not None:
+            source.left_out[SCORE] = "a classifier's: AutoModelForSequenceClassification loads it"
+        source.add_state(weights, lambda name: name.removeprefix("model."))
     elif kind == "transfo-xl":
         source.state(config)
         weights = weights_of(path)
@@ -66,9 +69,13 @@ def _exported_run(config: Mapping[str, object], file: Path) -> RunConfig:
 def _add_softmax(source: Source) -> None:
     """Add the softmax that a model without a head lacks: tied to the embedding, its biases and clusters zero."""
     arrays = source.arrays
-    tables = [arrays[name] for name in sorted(arrays) if name.startswith("word_emb.emb_layers.")]
-    stated = source.stated.get("cutoffs", ())
-    cutoffs = [cutoff for cutoff in stated if 0 < cutoff < sum(map(len, tables))] if isinstance(stated, list) else []
+    names = (f"word_emb.emb_layers.{i}.weight" for i in range(len(arrays)))
+    tables = [arrays[name] for name in names if name in arrays]
+    stated = source.stated.get("cutoffs")
+    whole = isinstance(stated, list) and all(type(cutoff) is int for cutoff in stated)
+    if any(table.ndim != 2 for table in tables) or not (stated is None or whole):
+        return  # both are reported where they are used
+    cutoffs = [cutoff for cutoff in stated or () if 0 < cutoff < sum(map(len, tables))]
     for i, table in enumerate(tables):
         arrays[f"crit.out_layers.{i}.bias"] = table.new_zeros(len(table))
     if tables and cutoffs:

@@ -70,7 +70,8 @@ class _ValueCache(KVCache):
 
     def extend(self, inputs: Sequence[Vectors], *, mem_len: int) -> KVCache:
         kept = torch.sym_min(self.length + inputs[0].shape[1], mem_len)
-        newest = torch.arange(kept) + (self.joined[0].kv.shape[3] - kept)
+        kv = self.joined[0].kv
+        newest = torch.arange(kept, device=kv.device) + (kv.shape[3] - kept)
         buffers = [each.kv.index_select(3, newest) for each in self.joined]
         valid = None if self.valid is None else (self.valid + inputs[0].shape[1]).clamp(max=kept)
         return replace(self, buffers=buffers, length=kept, valid=valid)
@@ -97,22 +98,21 @@ class Stream(nn.Module):
         for module in self.modules():
             if isinstance(module, RelativeMultiheadAttention):
                 module.backend = "strided"
-        more = {"valid": config.document_end is not None, "tokens": empty.tokens is not None}
-        self.names: list[str] = ["ids" if isinstance(model, TransformerXL) else "vectors", "memory"]
+        reads_ids = isinstance(model, TransformerXL)
+        more = {"valid": reads_ids and config.document_end is not None, "tokens": empty.tokens is not None}
+        self.names: list[str] = ["ids" if reads_ids else "vectors", "memory"]
         """The names of the inputs; a state that is returned is called `next_...`."""
         self.names += [name for name, has in more.items() if has]
-        reach = (
-            lengths.mem_len + lengths.tgt_len + 2
-        )  # more than any call needs: a graph has no case for exactly as many
+        reach = lengths.mem_len + lengths.tgt_len + 2  # more than any call needs: a graph has no case for exactly them
         with torch.no_grad():
             found = list(self.backbone.positions(reach, lengths.clamp_len, self.backbone.like))
         self.positions: list[Any] = pytree.tree_map_only(Tensor, Tensor.detach, found)
 
     def start(self, rows: int) -> list[Tensor]:
         """The state before the first position of `rows` rows."""
-        config = self.model.config
-        memory = torch.zeros(config.n_layer, rows, 2, config.n_head, 0, config.d_head)
-        state = {"memory": memory, "valid": torch.zeros(rows, dtype=torch.long)}
+        config, like = self.model.config, self.backbone.like
+        memory = like.new_zeros(config.n_layer, rows, 2, config.n_head, 0, config.d_head)
+        state = {"memory": memory, "valid": like.new_zeros(rows, dtype=torch.long)}
         state["tokens"] = self.model.empty_memory(rows, self.lengths).tokens
         return [state[name] for name in self.names[1:]]
 
@@ -141,9 +141,9 @@ class Stream(nn.Module):
         rows, queries, past = 3, 5, 7  # any but 0 and 1, which would be taken for constants
         config, (memory, *more) = self.model.config, self.start(rows)
         memory = memory.new_zeros(*memory.shape[:4], past, config.d_head)
-        given = torch.zeros(rows, queries, dtype=torch.long)
+        given = memory.new_zeros(rows, queries, dtype=torch.long)
         if self.names[0] == "vectors":
-            given = torch.zeros(rows, queries, config.d_model)
+            given = memory.new_zeros(rows, queries, config.d_model)
         dynamic = pytree.tree_map_only(str, lambda _: Dim.DYNAMIC, self._axes())
         with torch.no_grad():
             return torch.export.export(self, (given, memory, *more), dynamic_shapes=dynamic)

@@ -107,10 +107,10 @@ class AdaptiveEmbedding(_Bands):
 
     def _sum_of_bands(self, ids: Int[Tensor, " n"]) -> Float[Tensor, "n D"]:
         """The projected row of each id's band, and zeros from the other bands."""
-        band, parts = self._band(ids)[:, None], []
+        band, parts = self._band(ids), []
         for i, (low, table, projection) in enumerate(zip(self.edges, self.tables, self.projections, strict=False)):
-            rows = F.embedding((ids - low).clamp(0, table.shape[0] - 1), table)
-            parts.append(F.linear(rows, projection).masked_fill(band != i, 0.0))
+            rows = F.embedding((ids - low).where(band == i, 0), table)
+            parts.append(F.linear(rows, projection).masked_fill((band != i)[:, None], 0.0))
         return torch.stack(parts).sum(0)
 
 

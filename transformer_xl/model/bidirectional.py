@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..mistake import Mistake
-from ..ops import check_backend, relative_attention
+from ..ops import check_backend, check_call, relative_attention
 from ..ops.masks import Mask, visible, without_padding
 from .attention import sines_then_cosines
 from .modules import First, Keys, Queries
@@ -66,6 +66,8 @@ class BidirectionalAttention(nn.Module):
         super().__init__()
         if shift not in ("relative", "none", "legacy"):
             raise Mistake(f"shift must be relative, none or legacy, got {shift!r}.")
+        if shift != "relative" and backend != "auto":
+            raise Mistake(f"backend must be auto with shift = {shift}, which has one way to compute, got {backend!r}.")
         self.shift: Shift = shift
         self.n_head: int = n_head
         self.dropatt: float = dropatt
@@ -97,6 +99,8 @@ class BidirectionalAttention(nn.Module):
             past: earlier vectors, which are only keys and values.
             start: the position of the first vector of `x` in its utterance; only for the shift "none".
         """
+        if self.shift != "none" and not (isinstance(start, int) and start == 0):
+            raise Mistake(f"start must be left out with shift = {self.shift}.")
         rows = x if past is None else torch.cat([past, x], dim=1)
         k, v = self.key_value(rows).chunk(2, dim=-1)
         q, k, v = (self._heads(each) for each in (self.query(x), k, v))
@@ -114,6 +118,14 @@ class BidirectionalAttention(nn.Module):
                 backend=self.backend,
             )
         else:
+            r = q.new_zeros(()).expand(self.n_head, k.shape[2] + q.shape[2] - 1, q.shape[3])
+            check_call(
+                *(q, k, v, r, self.content_bias, self.position_bias, valid, end, first),
+                later=q.shape[2] - 1,
+                attn_len=attn_len,
+                look_ahead=look_ahead,
+                causal=False,
+            )
             memory, ahead = k.shape[2] - q.shape[2], q.shape[2] - 1 if look_ahead is None else look_ahead
             mask = Mask.of(memory, attn_len, valid, ahead=ahead, end=end, first=first)
             scores = self._keyed(q, k, x, start) if self.shift == "none" else self._legacy(q, k, x)

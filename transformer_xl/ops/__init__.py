@@ -65,13 +65,8 @@ def relative_attention(
         ValueError: shapes that do not fit, arguments out of range, or no such backend.
     """
     later = 0 if causal else q.shape[2] - 1
-    _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, first, later)
-    if attn_len is not None and attn_len < 1:
-        raise Mistake(f"attn_len must be at least 1, because a query sees itself; got {attn_len}.")
-    if look_ahead is not None and (causal or look_ahead < 0):
-        raise Mistake(
-            f"look_ahead must be at least 0, and None with causal=True; got {look_ahead} and causal={causal}."
-        )
+    tensors = (q, k, v, r, content_bias, position_bias, valid, end, first)
+    check_call(*tensors, later=later, attn_len=attn_len, look_ahead=look_ahead, causal=causal)
     if not 0 <= dropout_p < 1:
         raise Mistake(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
     name = check_backend(backend)
@@ -97,7 +92,30 @@ def relative_attention(
     return BACKENDS[name](Call(q, k, v, r, content_bias, position_bias, mask, dropout_p, factor))
 
 
-def _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, first, later: int) -> None:
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    valid: Tensor | None,
+    end: Tensor | None,
+    first: Tensor | None,
+    *,
+    later: int,
+    attn_len: int | None,
+    look_ahead: int | None,
+    causal: bool,
+) -> None:
+    """Raise a `Mistake` if the arguments of `relative_attention` do not fit; `later` is the number of keys after a
+    query for which `r` must have encodings."""
+    if attn_len is not None and attn_len < 1:
+        raise Mistake(f"attn_len must be at least 1, because a query sees itself; got {attn_len}.")
+    if look_ahead is not None and (causal or look_ahead < 0):
+        raise Mistake(
+            f"look_ahead must be at least 0, and None with causal=True; got {look_ahead} and causal={causal}."
+        )
     if not isinstance(q, Tensor) or q.ndim != 4:
         raise Mistake(f"q must be a tensor of 4 dimensions, got {_described(q)}.")
     B, H, T, K = q.shape

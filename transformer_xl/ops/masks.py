@@ -111,7 +111,8 @@ def without_padding(out: Float[Tensor, "H B T K"], memory: int, mask: Mask) -> F
 def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> None:
     """Set hidden scores to the lowest number of the dtype, in place; `memory` keys are before the first query's own."""
     T, S = shifted.shape[2:]
-    lowest, device = torch.finfo(shifted.dtype).min, shifted.device
+    # Half of it, because the content score is added, and -inf in a whole row has no gradient.
+    lowest, device = torch.finfo(shifted.dtype).min / 2, shifted.device
     per_query = any(bound is not None and bound.shape[1] > 1 for bound in (mask.first, mask.until))
     if per_query or torch.compiler.is_exporting():  # an exported graph has no branches on lengths
         shifted.masked_fill_(~visible(T, S, mask, memory, device=device)[:, 0], lowest)

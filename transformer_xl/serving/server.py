@@ -117,7 +117,7 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
         grace: seconds that running answers get after a signal.
         trusted: addresses of proxies. Only their `X-Forwarded-For` is believed.
     """
-    if limit := getattr(ctypes.CDLL(None), "mallopt", None):
+    if sys.platform == "linux" and (limit := getattr(ctypes.CDLL(None), "mallopt", None)):
         limit(-8, 2)  # M_ARENA_MAX: many threads with arenas of their own leave many holes
     protocol = type("TrustingConnection", (Connection,), {"trusted": frozenset(trusted), "most": connection_limit()})
     for name in ("asyncio", "uvicorn.error"):

@@ -7,8 +7,10 @@ scale after `GROWTH_STEPS` steps without one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,14 @@ class LossScale:
     def of(cls, precision: str) -> LossScale:
         """The scale at the start of a training in this precision: 1 where gradients have the range of fp32."""
         return cls(FIRST_SCALE if precision == "fp16" else 1.0)
+
+    @classmethod
+    def restored(cls, stored: Mapping[str, Any]) -> LossScale:
+        """The scale that `asdict` made `stored` of; a `TypeError` or a `KeyError` if it is damaged."""
+        value, steps = stored["value"], stored["steps"]
+        if type(value) is not float or math.frexp(value)[0] != 0.5 or value < 1 or type(steps) is not int or steps < 0:
+            raise TypeError("the scale of the loss must be a power of two")
+        return cls(value, steps)
 
     def update(self, overflowed: bool) -> None:
         """Count a step; `overflowed`: its gradient was not finite, and its loss was."""

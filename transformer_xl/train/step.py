@@ -109,6 +109,9 @@ def train_step(
     unscale((weight.grad for weight in model.parameters()), scale)
     clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
     totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
+    if scale > 1 and model.ngrams is not None and (grad := model.ngrams.table.weight.grad) is not None:
+        values = grad._values() if grad.is_sparse else grad
+        totals[1] += whole((values * 0).sum())  # not a number if it overflowed: it is not in the norm
     nats, norm = totals.tolist()  # without n-grams, the only time that the step waits for the device
     nats, stops = ranks.total([nats, len(signals)])
     result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops), scale)
@@ -262,7 +265,7 @@ class Trainer:
             signals=signals,
             scale=self.scale.value,
         )
-        if self.config.precision == "fp16":
+        if self.config.precision == "fp16" and (result.overflowed or not result.skipped):
             self.scale.update(result.overflowed)
         if not result.overflowed:
             self.skipped = self.skipped + 1 if result.skipped else 0
@@ -325,7 +328,7 @@ class Trainer:
             self.pace = Pace(**state.scalars["pace"])
             self.pace.entry("byte")
             if self.config.precision == "fp16":
-                self.scale = LossScale(**state.scalars["scale"])
+                self.scale = LossScale.restored(state.scalars["scale"])
         except (KeyError, TypeError) as error:
             raise Mistake(f"training.json must hold numbers of training ({error}). Use another checkpoint.") from error
         if "averaged" in state.scalars:

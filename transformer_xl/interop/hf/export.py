@@ -28,9 +28,9 @@ from ...config.settings import RunConfig
 from ...mistake import Mistake
 from ...model.transformer_xl import TransformerXL
 from ...run.checkpoint import LoadedModel
-from ...run.parts import EXPORTED_VOCAB, write_json
+from ...run.parts import EXPORTED_VOCAB, dimensions, write_json
 from ...runtime.files import whole_folder
-from ..huggingface import SCORE, weights_of
+from ..huggingface import OWN_TYPE, SCORE, weights_of
 from ..reading import read_model
 from ..source import read_json
 from .modeling_transformer_xl import (
@@ -89,12 +89,14 @@ def read_classifier(folder: str | Path) -> TransformerXLForSequenceClassificatio
         Mistake: the folder has another model.
     """
     path = Path(folder)
-    found, stated = read_model(path, "huggingface"), read_json(path / "config.json")
+    stated = read_json(path / "config.json")
+    if stated.get("model_type") == OWN_TYPE:
+        raise Mistake(f"{path} is of this package: AutoModelForSequenceClassification.from_pretrained loads it.")
+    found = read_model(path, "huggingface")
     score = weights_of(path).get(SCORE)
     if score is None or score.ndim != 2 or score.shape[1] != found.model.config.d_model:
-        raise Mistake(
-            f"{path} must have a classifier's {SCORE}, [classes, {found.model.config.d_model}], and has none."
-        )
+        has = "none" if score is None else dimensions(score.shape)
+        raise Mistake(f"{path} must have a classifier's {SCORE}, [classes, {found.model.config.d_model}], got {has}.")
     kept = {name: stated[name] for name in ("id2label", "label2id", "problem_type") if name in stated}
     config = config_of_run(found.config, found.model, {"pooling": "last", "num_labels": len(score)} | kept)
     model = TransformerXLForSequenceClassification(config)

@@ -57,8 +57,6 @@ class TransformerXLHFConfig(PreTrainedConfig):
         values.setdefault("run", {})
         values.setdefault("gradient_segments", 1)
         values.setdefault("pooling", "mean")
-        if values["pooling"] not in ("mean", "last"):
-            raise Mistake(f"pooling must be mean or last, got {values['pooling']!r}.")
         values["tie_word_embeddings"] = True  # this allows ties; the model sets them
         super().__init__(**values)
 
@@ -370,6 +368,12 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
     """
 
     def add_weights(self, config: TransformerXLHFConfig) -> None:
+        """The linear layer."""
+        pooling, drawn = config.pooling, config.gradient_segments
+        if pooling not in ("mean", "last"):
+            raise Mistake(f"pooling must be mean or last, got {pooling!r}.")
+        if drawn is not None and (type(drawn) is not int or drawn < 1):
+            raise Mistake(f"gradient_segments must be at least 1, or None for all segments, got {drawn!r}.")
         self.score: nn.Linear = nn.Linear(config.d_model, config.num_labels or 1, bias=False)
 
     def forward(
