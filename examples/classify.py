@@ -3,8 +3,18 @@
 $ pip install scikit-learn "transformers>=5"
 $ python examples/classify.py
 ...
+seed 2: 256 documents to learn from, 160 others to test
+fine-tuned   right: 41.9% (38.1%, 42.5%, 45.0%)
+frozen       right: 54.8% (56.9%, 52.5%, 55.0%)
+TF-IDF       right: 83.1% (80.6%, 87.5%, 81.2%)
+6,000 bytes, the gradient of one segment: 3.50 GB at most so far
+24,000 bytes, the gradient of one segment: 3.50 GB at most so far
+96,000 bytes, the gradient of one segment: 3.50 GB at most so far
+6,000 bytes, the gradient of all segments: 3.50 GB at most so far
+24,000 bytes, the gradient of all segments: 3.50 GB at most so far
+96,000 bytes, the gradient of all segments: 5.46 GB at most so far
 
-The task: to which of eight packages of torch does a file belong? A document is the first 6,000 bytes of a file, read
+(A quarter of an hour per seed on one thread; --seeds 1 --epochs 2 is shorter.) The task: to which of eight packages of torch does a file belong? A document is the first 6,000 bytes of a file, read
 in segments of 128 with memory. A small language model first reads the training files without their labels. Then
 
     fine-tuned    all of its weights learn the classes, by `AutoModelForSequenceClassification`: each step has the
@@ -12,7 +22,8 @@ in segments of 128 with memory. A small language model first reads the training 
     frozen        logistic regression on the mean outputs of its layers
     TF-IDF        logistic regression on weights of words
 
-Each seed draws other files.
+Each seed draws other files. TF-IDF wins: the words of a file name its package. A model of bytes that read 1.4 MB has
+learned little more than spelling, and 256 documents are few to learn classes by all of its weights.
 """
 
 import random
@@ -74,14 +85,12 @@ def mean_outputs(folder: Path, texts: list[bytes]) -> np.ndarray:
     return torch.cat([torch.cat([layer.mean(1) for layer in layers], -1) for layers in states]).numpy()
 
 
-def fine_tuned(folder: Path, texts: list[bytes], labels: list[int], epochs: int, lr: float = 3e-4):
+def fine_tuned(folder: Path, texts: list[bytes], labels: list[int], epochs: int, lr: float = 1e-3):
     """A classifier after some epochs over the documents."""
-    settings = {"num_labels": len(PACKAGES), "gradient_segments": 4}
-    model = AutoModelForSequenceClassification.from_pretrained(folder, **settings).train()
-    groups = [{"params": model.model.parameters()}, {"params": model.score.parameters(), "lr": 100 * lr}]
-    optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.01)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(PACKAGES)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     steps = epochs * (len(texts) // 8)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [lr, 100 * lr], total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     for _ in range(epochs):
         order = torch.randperm(len(texts)).tolist()
         for part in (order[i : i + 8] for i in range(0, len(order) - 7, 8)):
