@@ -14,7 +14,9 @@ TF-IDF       right: 83.1% (80.6%, 87.5%, 81.2%)
 24,000 bytes, the gradient of all segments: 3.50 GB at most so far
 96,000 bytes, the gradient of all segments: 5.46 GB at most so far
 
-(A quarter of an hour per seed on one thread; --seeds 1 --epochs 2 is shorter.) The task: to which of eight packages of torch does a file belong? A document is the first 6,000 bytes of a file, read
+(A quarter of an hour per seed on one thread; --seeds 1 --epochs 2 is shorter.)
+
+The task: to which of eight packages of torch does a file belong? A document is the first 6,000 bytes of a file, read
 in segments of 128 with memory. A small language model first reads the training files without their labels. Then
 
     fine-tuned    all of its weights learn the classes, by `AutoModelForSequenceClassification`: each step has the
