@@ -111,7 +111,7 @@ def train_step(
     totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
     if scale > 1 and model.ngrams is not None and (grad := model.ngrams.table.weight.grad) is not None:
         values = grad._values() if grad.is_sparse else grad
-        totals[1] += whole((values * 0).sum())  # not a number if it overflowed: it is not in the norm
+        totals[1] += whole((values * 0).sum()).to(totals.device)  # not a number if it overflowed: it is not in the norm
     nats, norm = totals.tolist()  # without n-grams, the only time that the step waits for the device
     nats, stops = ranks.total([nats, len(signals)])
     result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops), scale)
