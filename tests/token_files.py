@@ -24,8 +24,8 @@ def write_megatron(file: Path, texts: list[list[int]], code: int) -> Path:
     kind = np.dtype(MEGATRON[code])
     np.concatenate(texts).astype(kind).tofile(file)
     sizes = np.array([len(each) for each in texts], "<i4")
-    places = (np.cumsum(sizes) - sizes).astype("<i8") * kind.itemsize
+    offsets = (np.cumsum(sizes) - sizes).astype("<i8") * kind.itemsize
     head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(texts), len(texts) + 1)
     firsts = np.arange(len(texts) + 1, dtype="<i8")
-    file.with_suffix(".idx").write_bytes(head + sizes.tobytes() + places.tobytes() + firsts.tobytes())
+    file.with_suffix(".idx").write_bytes(head + sizes.tobytes() + offsets.tobytes() + firsts.tobytes())
     return file

@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
+from .interop.hf.cache import TransformerXLCache
 from .interop.hf.export import export_huggingface, read_classifier
 from .interop.hf.modeling_transformer_xl import (
-    TransformerXLCache,
     TransformerXLForCausalLM,
     TransformerXLForSequenceClassification,
     TransformerXLHFConfig,

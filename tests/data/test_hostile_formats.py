@@ -63,8 +63,8 @@ def test_a_damaged_file_is_read_or_refused(name: str, tmp_path: Path, monkeypatc
         if number < 10:
             del content[int(random.integers(len(content))) :]
         elif number < 25:
-            for place in random.integers(0, min(len(content), 300), 3):
-                content[place] = int(random.integers(256))
+            for index in random.integers(0, min(len(content), 300), 3):
+                content[index] = int(random.integers(256))
         else:
             content[10:10] = bytes(int(random.integers(1, 99)))
         damaged.write_bytes(content)

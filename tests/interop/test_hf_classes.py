@@ -56,7 +56,7 @@ def test_the_vectors_are_those_of_the_backbone_after_the_memory(folder):
     model = AutoModel.from_pretrained(folder)
     assert type(model) is TransformerXLModel
     ids = text(2, 13)
-    first, rest = model(ids[:, :3]), []
+    first = model(ids[:, :3])
     rest = model(ids[:, 3:], past_key_values=first.past_key_values, output_hidden_states=True)
     memory, expected = None, []
     for piece in ids.split([3, 5, 5], dim=1):
@@ -79,7 +79,7 @@ def test_a_class_is_computed_from_the_mean_of_the_outputs(folder):
     torch.testing.assert_close(model(padded, attention_mask=mask).logits, torch.cat(alone))
 
 
-def test_only_the_new_layer_is_drawn(folder, caplog):
+def test_only_the_new_layer_is_drawn(folder):
     before = AutoModel.from_pretrained(folder).state_dict()
     model = classifier(folder).float()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items() if name != "score.weight")

@@ -145,11 +145,11 @@ def scores_by_index(attention: BidirectionalAttention, x: Tensor, seen: Tensor, 
             score = (q[row, :, head] + attention.content_bias[head]) @ k[row, :, head].mT
             for i in range(length):
                 for j in range(length):
-                    query, place = (i, j) if attention.shift == "none" else (i, length - 1 - i + j)
-                    if place > length:  # the shift reads the next query's row
-                        query, place = i + 1, j - i - 2
-                    if place < length:
-                        score[i, j] += (q[row, query, head] + attention.position_bias[head]) @ p[place, head]
+                    query, column = (i, j) if attention.shift == "none" else (i, length - 1 - i + j)
+                    if column > length:  # the shift reads the next query's row
+                        query, column = i + 1, j - i - 2
+                    if column < length:
+                        score[i, j] += (q[row, query, head] + attention.position_bias[head]) @ p[column, head]
             score = (score / q.shape[-1] ** 0.5).masked_fill(~seen[row], -torch.inf)
             out[row, :, head] = score.softmax(-1) @ v[row, :, head]
     return attention.output(out.flatten(2))
@@ -178,7 +178,7 @@ def test_other_shifts_are_what_their_indices_say(shift: str) -> None:
 )
 @torch.no_grad()
 def test_chunks_at_once_equal_a_stream_of_chunks(length: int, size: int, before: int, shift: str) -> None:
-    """The past is the last chunks, each padded row has its own end, and `start` is the place in the utterance."""
+    """The past is the last chunks, each padded row has its own end, and `start` is the position in the utterance."""
     attention = small(shift=shift)
     x = torch.randn(2, length, WIDTH, dtype=torch.float64)
     for end in (length, (length + 1) // 2):

@@ -150,22 +150,22 @@ def _followers(
 ) -> Int[Tensor, "B T"]:
     """For the n-grams that end at the last T = `count` positions: the code that followed the last earlier occurrence in
     the same document, 0 if that ended more than `window` positions earlier or does not exist."""
-    places = torch.arange(keys.shape[1], device=keys.device)
+    positions = torch.arange(keys.shape[1], device=keys.device)
     whole = codes[:, : keys.shape[1]] > 0
     if documents is not None:
         whole &= documents[:, : keys.shape[1]] == documents[:, n - 1 :]
-    keys = keys.where(whole, (1 << 31) + places)  # an n-gram that is not whole occurs nowhere else
+    keys = keys.where(whole, (1 << 31) + positions)  # an n-gram that is not whole occurs nowhere else
     if torch.compiler.is_exporting():  # ONNX has no searchsorted
-        same = (keys[:, -count:, None] == keys[:, None]) & (places < places[-count:, None])
-        last = places.where(same, -1).amax(-1)
-        found = (last >= 0) & (places[-count:] - last <= window)
+        same = (keys[:, -count:, None] == keys[:, None]) & (positions < positions[-count:, None])
+        last = positions.where(same, -1).amax(-1)
+        found = (last >= 0) & (positions[-count:] - last <= window)
     else:
         bits = keys.shape[1].bit_length()
-        marked = keys << bits | places
+        marked = keys << bits | positions
         ordered, own = _sorted_rows(marked), marked[:, -count:].contiguous()
         before = ordered.gather(1, (torch.searchsorted(ordered, own) - 1).clamp(min=0))
         last = before & (1 << bits) - 1
-        found = (before < own) & (before >> bits == own >> bits) & (places[-count:] - last <= window)
+        found = (before < own) & (before >> bits == own >> bits) & (positions[-count:] - last <= window)
     if documents is not None:
         found &= documents[:, n - 1 :].gather(1, last.clamp(min=0)) == documents[:, -count:]
     return codes[:, n - 1 :].gather(1, (last + 1).clamp(max=keys.shape[1] - 1)).where(found, 0)

@@ -93,8 +93,8 @@ def running_max(x: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """The largest number of each row up to each position. ONNX has no operator for it."""
     if not torch.compiler.is_exporting():
         return x.cummax(1).values
-    places = torch.arange(x.shape[1], device=x.device)
-    return x[:, None].masked_fill(places > places[:, None], torch.iinfo(x.dtype).min).amax(-1)
+    positions = torch.arange(x.shape[1], device=x.device)
+    return x[:, None].masked_fill(positions > positions[:, None], torch.iinfo(x.dtype).min).amax(-1)
 
 
 def without_padding(out: Float[Tensor, "H B T K"], memory: int, mask: Mask) -> Float[Tensor, "H B T K"]:

@@ -58,3 +58,10 @@ def unscale(gradients: Iterable[Tensor | None], scale: float) -> None:
     for gradient in found:
         if gradient.is_sparse:
             gradient.mul_(1 / scale)
+
+
+def zero_if_finite(gradient: Tensor | None) -> Tensor:
+    """0, or nan if a number of the gradient is not finite."""
+    if gradient is None:
+        return torch.zeros(())
+    return ((gradient._values() if gradient.is_sparse else gradient) * 0).sum()

@@ -33,7 +33,7 @@ from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, Average, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
 from .replay import Replay, forward_backward
-from .scale import LossScale, unscale
+from .scale import LossScale, unscale, zero_if_finite
 from .writer import Snapshot
 
 MOST_SKIPPED = 10
@@ -109,9 +109,8 @@ def train_step(
     unscale((weight.grad for weight in model.parameters()), scale)
     clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
     totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
-    if scale > 1 and model.ngrams is not None and (grad := model.ngrams.table.weight.grad) is not None:
-        values = grad._values() if grad.is_sparse else grad
-        totals[1] += whole((values * 0).sum()).to(totals.device)  # not a number if it overflowed: it is not in the norm
+    if scale > 1 and model.ngrams is not None:  # their gradient is not in the norm
+        totals[1] += whole(zero_if_finite(model.ngrams.table.weight.grad)).to(totals.device)
     nats, norm = totals.tolist()  # without n-grams, the only time that the step waits for the device
     nats, stops = ranks.total([nats, len(signals)])
     result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops), scale)
