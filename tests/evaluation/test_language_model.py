@@ -224,7 +224,7 @@ def test_scores_are_in_fp32_also_under_autocast():
         (lambda m: m.generate(7), "A text must be a str or bytes, got int"),
         (lambda m: m.next_tokens("a", count=0), "count must be at least 1, got 0"),
         (lambda m: m.generate("a", forbid=("ab",)), "forbid must name tokens of the vocabulary"),
-        (lambda m: m.generate("a", bias=((1, math.inf),)), "bias must be finite numbers"),
+        (lambda m: m.generate("a", bias=((1, math.inf), (1, 0.0))), "bias must be finite numbers"),
         (lambda m: m.generate("a", max_tokens=-1), "max_tokens must be at least 0, got -1"),
         (lambda m: m.vocab.decode([-1]), "An id must be from 0 to"),
         (lambda m: m.vocab.decode([10**6]), "An id must be from 0 to"),

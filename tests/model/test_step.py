@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling, stream
 from transformer_xl.mistake import Mistake
+from transformer_xl.model.attention import RelativeMultiheadAttention
 from transformer_xl.model.native import MOST_ROWS, NativeStep, can_step, includes_head
 from transformer_xl.model.step import Step, VectorStep, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -190,10 +191,20 @@ def test_in_bf16_it_is_as_close_as_the_cache(rows: int) -> None:
 
 
 @torch.no_grad()
-def test_a_row_that_still_begins_with_padding_is_refused() -> None:
+def test_an_attention_of_the_users_own_is_never_replaced() -> None:
+    """A step would compute the paper's scores instead of these, and say nothing."""
+
+    class Doubled(RelativeMultiheadAttention):
+        def attend(self, *args: Any) -> Tensor:
+            return 2 * super().attend(*args)
+
     model, call = small_model(), lengths(5)
-    with pytest.raises(Mistake, match="whole prompt"):
-        Step(model, model.empty_cache(2, call, torch.tensor([-1, 0])), call)
+    for layer in model.backbone.layers:
+        layer.attention.__class__ = Doubled
+    cache = model.empty_cache(2, call)
+    assert step_state(model, cache, call) is cache
+    with pytest.raises(Mistake, match="of kind transformer-xl with Doubled in eval mode"):
+        VectorStep(model.backbone, model.backbone.empty_memory(2, call), call)
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -5,6 +5,7 @@ They are built once for each machine, in its folder of temporary files.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -60,6 +61,24 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip(f"the kernels do not run here: {reason}")
     monkeypatch.setenv("TXL_HOME", str(tmp_path))
     return tmp_path
+
+
+def test_a_build_that_others_could_have_written_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With umask 002 all that a user makes is writable for a group, which on most systems has this user alone."""
+    grp, pwd = pytest.importorskip("grp"), pytest.importorskip("pwd")
+    file = tmp_path / "folder" / "kernels.so"
+    file.parent.mkdir()
+    file.touch()
+    file.chmod(0o664)
+    file.parent.chmod(0o775)
+    user, found = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(file.stat().st_gid)
+    for name, members, trusted in ((user, [], True), (user, [user], True), (user, ["b"], False), ("users", [], False)):
+        group = grp.struct_group((name, "x", found.gr_gid, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda _, group=group: group)
+        assert (native._doubt(file, tmp_path) is None) == trusted
+    monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group((user, "x", found.gr_gid, [])))
+    file.parent.chmod(0o777)
+    assert "others may write" in str(native._doubt(file, tmp_path))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

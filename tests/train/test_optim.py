@@ -99,6 +99,16 @@ def test_the_embedding_has_its_rate_until_the_cosine_ends(name):
             assert len(own) in (0, len(group["params"]))
 
 
+def test_muon_steps_where_pytorch_has_no_onednn(monkeypatch):
+    """As on Apple's processors, where nothing is registered below `torch.ops.mkldnn`."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    weight.grad = torch.ones(3, 2)
+    Muon([weight], lr=0.1, adjust_lr_fn="match_rms_adamw").step()
+    assert not torch.equal(weight, torch.ones(3, 2))
+
+
 def test_muon_in_batches_is_muon_one_by_one(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x)  # both products in float64: rounding would hide a fault
     monkeypatch.setattr(optim, "_cpu_has_bf16_products", lambda: False)

@@ -143,6 +143,16 @@ def test_nohup_keeps_ignoring_sighup(hangup):
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
+def test_a_handler_that_is_not_pythons_stays(monkeypatch):
+    """A program around this one, in C, may have set it: Python cannot set it again."""
+    known, number = signal.getsignal, signal.SIGTERM
+    before = known(number)
+    monkeypatch.setattr(signal, "getsignal", lambda each: None if each == number else known(each))
+    with loop._deferred_signals(Ranks()):
+        assert known(number) == before
+    assert known(number) == before
+
+
 def test_one_of_several_ranks_leaves_a_second_signal_to_its_launcher(hangup):
     with loop._deferred_signals(Ranks(0, 2)) as received:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGINT):

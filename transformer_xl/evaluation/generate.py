@@ -92,9 +92,9 @@ class Sampling:
             yield f"top_p must be above 0 and at most 1, got {self.top_p}. Use 1 to draw from all tokens."
         if isinstance(self.stop, str) or not all(self.stop):
             yield f"stop must be a tuple of strings that are not empty, got {self.stop!r}."
-        if not all(type(i) is int and i >= 0 for i in (*self.forbid, *dict(self.bias))):
+        if not all(type(i) is int and i >= 0 for i in (*self.forbid, *(i for i, _ in self.bias))):
             yield f"forbid and bias must name ids, got {shortened(repr((self.forbid, self.bias)))}."
-        if not all(math.isfinite(number) for number in dict(self.bias).values()):
+        if not all(math.isfinite(number) for _, number in self.bias):
             yield f"bias must be finite numbers, got {shortened(repr(self.bias))}. Use forbid for what is never drawn."
 
     def generators(self, rows: int) -> list[torch.Generator]:

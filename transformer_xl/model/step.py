@@ -24,12 +24,12 @@ from torch.nn.functional import pad
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
-from .attention import Positions
+from .attention import Positions, RelativeMultiheadAttention
 from .inference import KVCache, check_state
 from .inputs import as_marks, check_vectors
 from .memory import Memory, reset_tokens
 from .native import NativeStep, can_step
-from .transformer_xl import TransformerXL, TransformerXLBackbone
+from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
 
 State = TypeVar("State")
 Run = Callable[[Tensor], Tensor]
@@ -213,16 +213,25 @@ class VectorStep:
 
 def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> None:
     """Raise a `Mistake` if no step can begin after `past`."""
-    if backbone.training or backbone.config.kind != "transformer-xl":
+    if backbone.training or not _is_plain(backbone):
         mode = "training" if backbone.training else "eval"
+        kinds = ", ".join(dict.fromkeys(type(layer.attention).__name__ for layer in backbone.layers))
         raise Mistake(
-            "backbone must be in eval mode and of kind transformer-xl to read one step at a time, got one of kind "
-            f"{backbone.config.kind} in {mode} mode. Call its eval()."
+            "backbone must be in eval mode and of kind transformer-xl, with its own attention, to read one step at a "
+            f"time, got one of kind {backbone.config.kind} with {kinds} in {mode} mode. Call eval(), or the backbone."
         )
     rows = len(past.counts) if isinstance(past, Memory | KVCache) else 0
     check_state(past, [backbone.config.d_model] * len(backbone.layers), backbone.like.expand(rows, 1, -1))
     if (past.counts < 0).any():
         raise Mistake("memory must not begin with padding in any row. Read the whole prompt before the first step.")
+
+
+def _is_plain(backbone: TransformerXLBackbone) -> bool:
+    """Whether its layers compute what a step computes, and not what a class of a user's own does."""
+    plain = all(
+        type(layer) is DecoderLayer and type(layer.attention) is RelativeMultiheadAttention for layer in backbone.layers
+    )
+    return plain and backbone.config.kind == "transformer-xl"
 
 
 class Step:
@@ -285,7 +294,7 @@ def step_state(model: object, state: State, lengths: Lengths) -> State | Step:
     Only a `KVCache` of Transformer-XL, not of a baseline, becomes a `Step`: on CUDA, and on a CPU if the step in C++
     can read. Call `log_probs` with other states.
     """
-    if not isinstance(state, KVCache) or not isinstance(model, TransformerXL) or model.config.kind != "transformer-xl":
+    if not isinstance(state, KVCache) or not isinstance(model, TransformerXL) or not _is_plain(model.backbone):
         return state
     keys = state.buffers[0]
     return Step(model, state, lengths) if keys.is_cuda or can_step(model.backbone, keys) else state

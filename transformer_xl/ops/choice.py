@@ -109,7 +109,7 @@ def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> 
 
 
 def cache_folder() -> Path:
-    """The folder of `transformer_xl.data.datasets.cache_folder`."""
+    """The folder of `transformer_xl.data.datasets.cache_folder` on Linux."""
     home, caches = os.environ.get("TXL_HOME"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home or Path(caches, "txl")).expanduser()
 

@@ -290,7 +290,8 @@ def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
         numbers.append(hangup)
     if current_thread() is not main_thread():
         numbers = []
-    previous = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    previous = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
 
     def receive(number: int, _frame: object) -> None:
         received.append(signal.Signals(number).name)
@@ -302,7 +303,7 @@ def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
             with suppress(OSError):  # not by `print`, because the signal may interrupt a print
                 os.write(2, b"\ntxl: This step ends, and is saved. A second Ctrl-C ends at once.\n")
 
-    for number in numbers:
+    for number in previous:
         signal.signal(number, receive)
     try:
         yield received

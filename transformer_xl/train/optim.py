@@ -143,7 +143,8 @@ class Muon(torch.optim.Muon):
 
 
 def _cpu_has_bf16_products() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    # PyTorch for Apple's processors has no oneDNN, and so not the operator that is asked.
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _wide(matrix: Tensor) -> Tensor:

@@ -96,11 +96,24 @@ def _doubt(path: Path, home: Path) -> str | None:
     """Why a file below `home` must not run: someone else could have written it. None if nobody could."""
     for each in (path, *path.parents):
         found = each.stat()
-        if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022 or (each == path and not path.is_file()):
+        writable = found.st_mode & (0o002 if _is_private(found.st_gid) else 0o022)
+        if found.st_uid not in (os.getuid(), 0) or writable or (each == path and not path.is_file()):
             return f"others may write {each}; remove it, or take these rights away"
         if each == home:
             break
     return None
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group has only this user: one of the user's name, as Debian, Ubuntu and Fedora make it."""
+    from grp import getgrgid  # not on Windows
+    from pwd import getpwuid
+
+    try:
+        user, found = getpwuid(os.getuid()).pw_name, getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == user and set(found.gr_mem) <= {user}
 
 
 def _kernels() -> ModuleType:
