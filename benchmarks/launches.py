@@ -30,9 +30,9 @@ from torch.utils._pytree import tree_leaves
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.data.loader import Segment
 from transformer_xl.mistake import Mistake
-from transformer_xl.model import adaptive
+from transformer_xl.model import adaptive, fused, step
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.ops import native
+from transformer_xl.ops import fused_step, native
 from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import train_step
 
@@ -111,6 +111,8 @@ class Launches(TorchDispatchMode):
         self.kernels: Counter[str] = Counter()
         self.bytes: int = 0
         """Of the tensors that kernels read and write."""
+        self.recorded: int = 0
+        """Kernels in CUDA graphs, which the host starts at once."""
         self.copies: int = 0
         self.waits: int = 0
         """Copies to the host, which waits for them."""
@@ -224,10 +226,58 @@ def count_step(recipe: str, batch_size: int | None = None) -> tuple[Launches, di
     return counted, {"forward": forward, "backward": backward_ - forward, "clipping and optimizer": rest}
 
 
+@torch.no_grad()
+def count_token(recipe: str, rows: int = 1, **shape: Any) -> Launches:
+    """The launches of one more token in bf16 after a full memory, with the kernels of a step where they can serve.
+
+    Args:
+        shape: settings of the model that differ from the recipe's.
+    """
+    config, counted = load_recipe(recipe), Launches()
+    model = replace(config.model, vocab_size=config.model.vocab_size or 256, **shape)
+
+    def launch(kernel: Any, _grid: Any, _like: Any, *args: Any, **_constants: Any) -> None:
+        counted._start(kernel.fn.__name__, args)
+
+    def record(run: step.Run, _: Tensor) -> step.Run:
+        def replay(x: Tensor) -> Tensor:
+            before = counted.kernels.total()
+            out = run(x)
+            counted.recorded += counted.kernels.total() - before
+            return out
+
+        return replay
+
+    add_guard()
+    with fake_cuda(), ExitStack() as stack:
+        for owner, name, value in (
+            (fused_step, "_launch", launch),
+            (fused, "doubt", lambda _: None),
+            (fused, "known_modules", lambda backbone, _: backbone.config.gate == "none"),  # fake weights have no type
+            (step, "_capture_graph", record),
+        ):
+            stack.enter_context(patch.object(owner, name, value))
+        stack.enter_context(torch.autocast("cuda", torch.bfloat16))
+        with CUDA:
+            writer = TransformerXL(model).for_inference("bf16")
+            ids = torch.zeros(rows, 1, dtype=torch.int64)
+        reader = step.Step(writer, writer.empty_cache(rows, config.train.lengths), config.train.lengths)
+        reader(ids)
+        counted.kernels.clear()
+        counted.bytes = counted.recorded = 0
+        with counted:
+            reader(ids)
+    return counted
+
+
 def bench_launches(recipe: str = "enwik8-12l", batch_size: int | None = None) -> None:
-    """Print the counts of a step."""
+    """Print the counts of a training step, and of a token that the model writes."""
     counted, parts = count_step(recipe, batch_size)
     read = f"that read and write {counted.bytes / 1e9:.1f} GB, {counted.copies} copies, waits: {counted.waits}"
     print(f"{recipe}, one step: {counted.kernels.total():,} kernels {read}")
     print(", ".join(f"{name} {count:,}" for name, count in parts.items()))
     print(", ".join(f"{name} {count}" for name, count in counted.kernels.most_common(20)))
+    token = count_token(recipe)
+    read = f"{token.recorded:,} of them in graphs, that read and write {token.bytes / 1e6:.0f} MB, waits: {token.waits}"
+    print(f"one token after a memory: {token.kernels.total():,} kernels, {read}")
+    print(", ".join(f"{name} {count}" for name, count in token.kernels.most_common(20)))

@@ -36,3 +36,14 @@ def test_a_step_waits_once_for_the_device() -> None:
     assert counted.waits == 1
     assert sum(parts.values()) == counted.kernels.total() < 1_100
     assert counted.kernels["keys"] == 12 and counted.kernels["zeros_like"] < 10
+
+
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": True}, {"pre_lnorm": True, "relu_output": True}])
+def test_a_token_starts_eight_kernels_a_layer_all_in_graphs(changes: dict[str, object]) -> None:
+    try:
+        launches.add_guard()
+    except Mistake as error:
+        pytest.skip(str(error))
+    few, more = (launches.count_token("enwik8-12l-modern", n_layer=n, gate="none", **changes) for n in (2, 5))
+    assert more.kernels.total() - few.kernels.total() == 3 * 8
+    assert more.waits == 0 and more.kernels.total() - more.recorded < 12

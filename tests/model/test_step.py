@@ -191,6 +191,28 @@ def test_in_bf16_it_is_as_close_as_the_cache(rows: int) -> None:
 
 
 @torch.no_grad()
+def test_a_recorded_lookup_of_ngrams_has_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph has one shape, so rows that were not selected are looked up too."""
+    shapes = set()
+
+    def record(run: Any, like: Tensor) -> Any:
+        shapes.add(like.shape)
+        return lambda x: run(x) if x.shape == like.shape else pytest.fail("a graph has one shape")
+
+    monkeypatch.setattr("transformer_xl.model.step._capture_graph", record)
+    model, call, ids = small_model(ngrams=(2, 4), ngram_rows=97, matches=(2,)), lengths(5), text(3, 7, seed=1)
+    found = []
+    for graph in (False, True):
+        step = Step(model, model.empty_cache(3, call), call)
+        step.graph = graph
+        out = [step(ids[:, i : i + 1]) for i in range(4)]
+        some = step.select(torch.tensor([2, 0]))
+        found.append(torch.cat([*out, *(some(ids[[2, 0], i : i + 1]) for i in range(4, 7))]))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+    assert len(shapes) == 1
+
+
+@torch.no_grad()
 def test_an_attention_of_the_users_own_is_never_replaced() -> None:
     """A step would compute the paper's scores instead of these, and say nothing."""
 

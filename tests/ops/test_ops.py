@@ -359,7 +359,9 @@ def test_a_card_passes_only_with_right_kernels(monkeypatch: pytest.MonkeyPatch) 
     """`txl env --check`, here with other backends on the CPU and smaller cases."""
     monkeypatch.setattr(testing, "ON_A_CARD", {"heads of 64": Case(head_size=64), "heads of 41": Case(head_size=41)})
     monkeypatch.setitem(ops.BACKENDS, "triton", strided.attend)
-    assert fault_of("triton", "cpu") is None
+    tried = []
+    monkeypatch.setattr(testing, "assert_step", lambda dtype, device: tried.append(dtype))
+    assert fault_of("triton", "cpu") is None and tried == [torch.bfloat16, torch.float16]
 
     def broken(call: Call) -> Tensor:
         return strided.attend(call) * (1 if call.q.shape[-1] != 41 or call.q.dtype != torch.bfloat16 else 1.02)

@@ -20,10 +20,14 @@ from typing import Any
 import pytest
 import torch
 from amount import ALL
+from small_models import small_model
 
 triton = pytest.importorskip("triton", reason="needs pip install triton")
 
 from benchmarks import kernels  # noqa: E402
+from transformer_xl.config.settings import Lengths  # noqa: E402
+from transformer_xl.model import step  # noqa: E402
+from transformer_xl.model.fused import FusedStep  # noqa: E402
 from transformer_xl.ops import relative_attention  # noqa: E402
 from transformer_xl.ops import triton as fused  # noqa: E402
 from transformer_xl.ops.choice import triton_refusal  # noqa: E402
@@ -34,6 +38,7 @@ from transformer_xl.ops.testing import (  # noqa: E402
     Case,
     assert_contract,
     assert_dropout,
+    assert_step,
     make_inputs,
     masks,
 )
@@ -69,6 +74,14 @@ WHOLE = set(CASES if ALL else list(CASES)[::2]) | {"beyond a block, all masks", 
 HALF = {"strided views", "beyond a block, all masks"}
 if ALL:
     HALF |= {"memory", "both directions, padding"} | {name for name in CASES if "beyond a block" in name}
+
+STEPS: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "norms first": {"pre_lnorm": True, "untie_r": True},
+    "norms first and last": {"pre_lnorm": True, "final_norm": True, "relu_output": True},
+    "normalised queries": {"qk_norm": True, "final_norm": True},
+    "attended zeros": {"zero_memory": True, "share_position_projection": True},
+}
 
 runs = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="runs in the interpreter or a GPU")
 compiles = pytest.mark.skipif(INTERPRETED, reason="the interpreter has no compiler")
@@ -276,3 +289,37 @@ def test_kernels_for_real_gpus(name: str, target: int, tmp_path: Path, monkeypat
     if name == "forward":
         assert target == 80 or "wgmma" in binary.asm["ptx"]
         assert binary.metadata.shared <= kernels.SHARED[target] * 1024 // 2, "two programs must fit a multiprocessor"
+
+
+@runs
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_kernels_of_a_step(dtype: str) -> None:
+    assert_step(ALL_DTYPES[dtype], DEVICE)
+
+
+@runs
+@pytest.mark.parametrize("name, precision", [*((name, "bf16") for name in STEPS), ("norms first", "fp16")])
+@torch.no_grad()
+def test_a_model_writes_with_them(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As near to float64 as the step of PyTorch's operators, while the ring turns and a row is emptied."""
+    half = ALL_DTYPES[precision]
+    model, call = small_model(n_layer=2, **STEPS[name]).to(DEVICE), Lengths(tgt_len=4, mem_len=4)
+    x = torch.randn(2, 11, model.config.d_model, dtype=torch.float64, device=DEVICE)
+    outputs = []
+    for kernels_of_a_step, kind in ((False, torch.float64), (False, half), (True, half)):
+        monkeypatch.setattr(step, "can_fuse", lambda *_, chosen=kernels_of_a_step: chosen)
+        monkeypatch.setattr(step, "can_step", lambda *_: False)
+        writer = model if kind == torch.float64 else model.float().for_inference(precision)
+        with torch.autocast(DEVICE, half, enabled=kind == half):
+            memory = writer.backbone.empty_memory(2, call)
+            reader = step.VectorStep(writer.backbone, memory, call)
+            read = []
+            for i in range(x.shape[1]):
+                if i == 8:
+                    reader.reset(torch.tensor([False, True], device=DEVICE))
+                read.append(reader(x[:, i : i + 1].to(torch.float64 if kind == torch.float64 else torch.float32)))
+        outputs.append(torch.stack(read).double())
+        assert isinstance(reader._run[0].args[0], FusedStep) == kernels_of_a_step
+    truth, usual, found = outputs
+    assert (found - truth).square().mean() <= 1.5 * (usual - truth).square().mean()
+    assert (found - truth).abs().max() <= 3 * (usual - truth).abs().max()

@@ -28,14 +28,19 @@ _MODULES = (DecoderLayer, RelativeMultiheadAttention, FeedForward, RowLinear, nn
 def can_step(backbone: TransformerXLBackbone, kv: Float[Tensor, "B 2 H L K"]) -> bool:
     """Whether the step in C++ can read with this backbone after keys and values like `kv`, in the caller's autocast."""
     mixed = torch.is_autocast_enabled("cpu")
-    parts = (*backbone.layers, *([] if backbone.final_norm is None else [backbone.final_norm]))
     return (
         native_refusal(kv.device, torch.float32) is None
         and kv.dtype in (torch.float32, torch.bfloat16)
         and mixed == (kv.dtype == torch.bfloat16)
         and len(kv) <= MOST_ROWS
-        and all(_is_known(module, kv.dtype) for part in parts for module in part.modules())
+        and known_modules(backbone, kv.dtype)
     )
+
+
+def known_modules(backbone: TransformerXLBackbone, dtype: torch.dtype) -> bool:
+    """Whether the layers and the last norm compute only what their classes say, the products in this dtype."""
+    parts = (*backbone.layers, *([] if backbone.final_norm is None else [backbone.final_norm]))
+    return all(_is_known(module, dtype) for part in parts for module in part.modules())
 
 
 def includes_head(backbone: TransformerXLBackbone, head: object) -> bool:

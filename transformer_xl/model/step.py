@@ -1,6 +1,6 @@
 """One step at a time, with shapes and memory that never change: `VectorStep` for a backbone, `Step` for tokens.
 
-On a CPU the step in C++ reads where it can; see `native`.
+On a CPU the step in C++ reads where it can, on a GPU the one in Triton; see `native` and `fused`.
 
 A step keeps keys and values in a ring as long as the window W. The new position overwrites the oldest slot; the index
 of each row's slot is in a tensor. Position scores are computed in the order of distances, then moved to the order of
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ from torch.nn.functional import pad
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from .attention import Positions, RelativeMultiheadAttention
+from .fused import FusedStep, can_fuse
 from .inference import KVCache, check_state
 from .inputs import as_marks, check_vectors
 from .memory import Memory, reset_tokens
@@ -136,10 +138,8 @@ class VectorStep:
         [run] = self._run
         if isinstance(run, NativeStep):
             out = run(x[:, 0], self.rings, self.slots, self.counts, self.rows)
-        elif self.rows is None:
-            out = run(x)
-        else:  # zeros in the rows that were not selected, because shapes must not change
-            out = run(x.new_zeros(len(self.counts), *x.shape[1:]).index_copy_(0, self.rows, x))[self.rows]
+        else:
+            out = self.of_all(run, x)
         self.slots.add_(1).remainder_(self.window)
         torch.minimum(self.counts.add_(1), self.most, out=self.counts)
         return out
@@ -160,6 +160,12 @@ class VectorStep:
         chosen = copy(self)
         chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
+
+    def of_all(self, run: Run, x: Tensor) -> Float[Tensor, "R O"]:
+        """`run` for the selected rows, with zeros in the others, because shapes must not change."""
+        if self.rows is None:
+            return run(x)
+        return run(x.new_zeros(len(self.counts), *x.shape[1:]).index_copy_(0, self.rows, x))[self.rows]
 
     @torch.no_grad()
     def put(self, row: int, cache: KVCache, reach: int | None = None, *, slot: int | None = None) -> None:
@@ -191,24 +197,32 @@ class VectorStep:
     def _prepare(self, x: Tensor) -> Run | NativeStep:
         if can_step(self.backbone, self.rings[0]):
             return NativeStep(self.backbone, self.positions, self.head)
-        if self.graph and x.is_cuda:
-            return _capture_graph(self._next, x.new_zeros(len(self.counts), *x.shape[1:]))
-        return self._next
+        read: Run = self._read
+        if can_fuse(self.backbone, self.rings[0]):
+            read = FusedStep(self.backbone, self.positions, self.rings, self.slots, self.counts)
+        run = partial(self._next, read)
+        return _capture_graph(run, x.new_zeros(len(self.counts), *x.shape[1:])) if self.graph and x.is_cuda else run
 
-    def _next(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
-        kind, backbone = x.device.type, self.backbone
+    def _next(self, read: Run, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
+        with _uncached(x.device.type):
+            out = read(x)
+            return out if self.head is None else self.head(out)
+
+    def _read(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B D"]:
         slots = torch.arange(self.window, device=x.device)
         order = (slots - self.slots[:, None] - 1) % self.window
         unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
-        # A graph must not use weights in autocast's cache, because they are freed later.
-        mixed = torch.is_autocast_enabled(kind)
-        with torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=mixed, cache_enabled=False):
-            for layer, kv, own in zip(backbone.layers, self.rings, self.positions, strict=True):
-                ring = Ring(kv, self.slots, order, unseen)
-                q, k, v = layer.attention.heads(x, ring)
-                x = layer.feed_forward(layer.attention.add(x, ring.attend(q, k, v, own)))
-            x = x if backbone.final_norm is None else backbone.final_norm(x)
-            return x[:, 0] if self.head is None else self.head(x[:, 0])
+        for layer, kv, own in zip(self.backbone.layers, self.rings, self.positions, strict=True):
+            ring = Ring(kv, self.slots, order, unseen)
+            q, k, v = layer.attention.heads(x, ring)
+            x = layer.feed_forward(layer.attention.add(x, ring.attend(q, k, v, own)))
+        return (x if self.backbone.final_norm is None else self.backbone.final_norm(x))[:, 0]
+
+
+def _uncached(kind: str) -> torch.autocast:
+    """The caller's autocast without its cache: a graph must not use weights in it, because they are freed later."""
+    mixed, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    return torch.autocast(kind, dtype=dtype, enabled=mixed, cache_enabled=False)
 
 
 def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> None:
@@ -237,7 +251,7 @@ def _is_plain(backbone: TransformerXLBackbone) -> bool:
 class Step:
     """Reads one more token of each row with a language model: its embedding, a `VectorStep` and its softmax.
 
-    It consumes a `KVCache`. On CUDA it replays a CUDA graph.
+    It consumes a `KVCache`. On CUDA it replays CUDA graphs: one of the n-grams, one of all the rest.
     """
 
     @torch.no_grad()
@@ -246,6 +260,8 @@ class Step:
         self.model: TransformerXL = model
         self.tokens: Tensor | None = cache.tokens
         self.vectors: VectorStep = VectorStep(model.backbone, cache, lengths, graph=True, head=model.softmax)
+        self.graph: bool = cache.buffers[0].is_cuda
+        self._ngrams: list[Run] = []  # none before the first call; for selections too
 
     @torch.no_grad()
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
@@ -259,9 +275,20 @@ class Step:
             self.vectors.reset(ids[:, 0] == self.model.config.document_end)
         if self.model.ngrams is not None and self.tokens is not None:
             tokens = torch.cat([self.tokens, ids], 1)
-            x = x + self.model.ngrams(tokens, 1)
+            x = x + (self._replay(tokens) if self.graph else self._look_up(tokens))
             self.tokens = tokens[:, 1:]
         return x
+
+    def _replay(self, tokens: Int[Tensor, "R L"]) -> Float[Tensor, "R 1 D"]:
+        if not self._ngrams:
+            every_row = tokens.new_zeros(len(self.vectors.counts), tokens.shape[1])
+            self._ngrams.append(_capture_graph(self._look_up, every_row))
+        return self.vectors.of_all(self._ngrams[0], tokens)
+
+    def _look_up(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B 1 D"]:
+        assert self.model.ngrams is not None
+        with _uncached(tokens.device.type):
+            return self.model.ngrams(tokens, 1)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> None:
         """Empty the marked rows, where a document ended; keep the others."""
