@@ -9,6 +9,7 @@ import os
 import time
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import Lengths
+from transformer_xl.model import step as steps
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.step import Step
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import relative_attention
 from transformer_xl.train.optim import build_optimizers
@@ -127,13 +128,15 @@ for recipe, batch in [("enwik8-12l", 22), ("enwik8-12l", 64), ("enwik8-12l-moder
 S.part("train wikitext103-standard, batch 60", 25)(lambda: Training(S, "wikitext103-standard", 60).times(profile=True))
 
 
-@S.part("evaluation and decoding", 20)
-def _() -> dict[str, Any]:
-    """Decoding also has the largest difference of a probability from those with the paper's memory."""
-    shape = load_recipe("enwik8-12l").model
+def small_or_whole(recipe: str) -> TransformerXL:
+    shape = load_recipe(recipe).model
     torch.manual_seed(0)
-    model = TransformerXL(small(shape) if S.toy else shape).to(S.device).eval()
-    found: dict[str, Any] = {}
+    return TransformerXL(small(shape) if S.toy else shape).to(S.device).eval()
+
+
+@S.part("evaluation", 20)
+def _() -> dict[str, Any]:
+    model, found = small_or_whole("enwik8-12l"), dict[str, Any]()
     with torch.no_grad(), torch.autocast(S.device.type, torch.bfloat16):
         reader = model.for_inference("bf16")
         for batch, queries, memory in [(2, 8, 32)] if S.toy else [(10, 80, 2100), (32, 512, 2100), (1, 128, 3800)]:
@@ -147,17 +150,40 @@ def _() -> dict[str, Any]:
                 state[0] = reader(ids, ids, state[0], lengths)[1]
 
             found[f"{batch} x {queries} after {memory}, ms"] = S.milliseconds(read)
-    lengths = Lengths(tgt_len=1, mem_len=16 if S.toy else 512)
-    for precision in ("fp32", "bf16"):
-        with torch.no_grad(), torch.autocast(S.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            reader = model.for_inference(precision)
-            step = Step(reader, reader.empty_cache(2, lengths), lengths)
-            memory, worst = reader.empty_memory(2, lengths), 0.0
-            for token in torch.randint(200, (2, 100), device=S.device).split(1, 1):
-                logs, memory = reader.log_probs(token, memory, lengths)
-                worst = max(worst, float((step(token).exp() - logs[:, -1].exp()).abs().max()))
-            token = torch.zeros(2, 1, dtype=torch.int64, device=S.device)
-            found[f"decoding, {precision}"] = {"ms": S.milliseconds(partial(step, token)), "difference": worst}
+    return found
+
+
+@torch.no_grad()
+def decode(model: TransformerXL, precision: str, lengths: Lengths, can_fuse: Any) -> dict[str, Any]:
+    half = torch.autocast(S.device.type, torch.bfloat16, enabled=precision == "bf16")
+    with half, patch.object(steps, "can_fuse", can_fuse):
+        reader = model.for_inference(precision)
+        step = steps.Step(reader, reader.empty_cache(1, lengths), lengths)
+        memory, worst = reader.empty_memory(1, lengths), 0.0
+        for token in torch.randint(200, (1, 100), device=S.device).split(1, 1):
+            logs, memory = reader.log_probs(token, memory, lengths)
+            worst = max(worst, float((step(token).exp() - logs[:, -1].exp()).abs().max()))
+        token = torch.zeros(1, 1, dtype=torch.int64, device=S.device)
+        fused = "FusedStep" in repr(step.vectors._run)
+        return {"ms": S.milliseconds(partial(step, token)), "difference": worst, "kernels of a step": fused}
+
+
+@S.part("decoding", 20)
+def _() -> dict[str, Any]:
+    """With PyTorch's operators and with the kernels of a step: the time of a token, and the largest difference of a
+    probability from those with the paper's memory."""
+    found: dict[str, Any] = {}
+    for recipe, precision, mem_len in (
+        ("enwik8-12l", "fp32", 512),
+        ("enwik8-12l", "bf16", 512),
+        ("enwik8-12l", "bf16", 3800),
+        ("enwik8-12l-modern", "bf16", 512),
+    ):
+        model, lengths = small_or_whole(recipe), Lengths(tgt_len=1, mem_len=16 if S.toy else mem_len)
+        for kernels in (False, True):
+            found[f"{recipe}, {precision}, {mem_len}, {'kernels' if kernels else 'PyTorch'}"] = decode(
+                model, precision, lengths, steps.can_fuse if kernels else lambda *_: False
+            )
     return found
 
 
