@@ -12,6 +12,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TXL_NATIVE", "0")  # no command compiles; tests/ops/test_native.py switches it on
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or fills the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def smallest_numbers() -> Iterator[None]:
     """A command lets the smallest numbers become 0, in the process of the tests, too."""

@@ -31,19 +31,6 @@ ROOF = {"__init__", "__main__", "hf"}
 """Public names, which may come from any floor."""
 GROUND = {"mistake"}
 """What every floor stands on; it imports nothing of the package."""
-NO_TORCH = (
-    "__init__",
-    "mistake",
-    "config.settings",
-    "config.shape",
-    "config.recipe",
-    "config.values",
-    "runtime.launcher",
-    "runtime.files",
-)
-NO_TORCH += ("runtime.terminal", "commands", "commands.main")
-"""Modules that stay importable in no time: a command line is read and refused before torch is needed."""
-
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
@@ -171,26 +158,6 @@ def test_importing_the_package_imports_no_torch():
     assert heavy_imports("import transformer_xl; transformer_xl.__version__") == ""
     assert heavy_imports("from transformer_xl import Lengths, TransformerXLConfig") == ""
     assert "torch" in heavy_imports("from transformer_xl import Memory")
-
-
-@pytest.mark.parametrize("name", sorted(NO_TORCH))
-def test_the_modules_of_help_import_no_torch(name):
-    assert heavy_imports(f"import transformer_xl.{name}") == ""
-
-
-HELP = """
-import sys
-from transformer_xl.commands.main import main
-try:
-    main({arguments})
-except SystemExit as end:
-    assert not end.code, end.code
-"""
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["eval", "--help"], ["generate", "--help"]])
-def test_help_imports_no_torch(arguments):
-    assert heavy_imports(HELP.format(arguments=arguments)) == ""
 
 
 def test_contributing_names_every_room_with_its_floor():

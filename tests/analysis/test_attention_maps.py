@@ -279,9 +279,7 @@ def home(tmp_path_factory: pytest.TempPathFactory):
     model = small_model(vocab_size=len(vocab), dtype=torch.float32)
     config = RunConfig(model=model.config, train=TrainConfig(tgt_len=8, mem_len=10))
     save_checkpoint(folder / "run", model=model, vocab=vocab, config=config)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TXL_HOME", str(folder / "cache"))
-        yield folder
+    return folder
 
 
 def looked(home: Path, out: Path | None, **options: Any) -> dict[str, Any]:

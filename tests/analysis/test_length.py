@@ -123,9 +123,7 @@ def home(tmp_path_factory: pytest.TempPathFactory):
     vocab = Vocab.build("word", [words])
     model = small_model(vocab_size=len(vocab), dtype=torch.float32)
     save_checkpoint(folder / "words", model=model, vocab=vocab, config=replace(CONFIG, model=model.config))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TXL_HOME", str(folder / "cache"))
-        yield folder
+    return folder
 
 
 def recl(runs: list[Path], **options: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -34,7 +33,6 @@ def home(tmp_path_factory: pytest.TempPathFactory):
     """A folder with a text, a run trained on it, and a cache of its own."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TXL_HOME", str(folder / "cache"))
         patch.chdir(folder)
         (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
         assert main(["train", "text-small", "--data", "text.txt", "--out", "run", *TINY]) == 0
@@ -54,12 +52,12 @@ def test_help_of_every_command_loads_no_torch():
     script = """
 import sys
 from transformer_xl.commands.main import COMMANDS, main
-for command in COMMANDS:
+for command in ("--help", *COMMANDS):
     try:
-        main([command.lower(), "--help"])
+        main([command, "--help"])
     except SystemExit as exit:
         assert exit.code == 0
-heavy = {"torch", "numpy", "rich.progress", "jaxtyping"} & sys.modules.keys()
+heavy = {"torch", "numpy", "safetensors", "rich.progress", "jaxtyping"} & sys.modules.keys()
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
@@ -150,37 +148,12 @@ class TestMistakes:
         [sentence] = refused(["train", "text-small", "--data", "text.txt", "--train.compile"], capsys)
         assert "C++ compiler" in sentence and not Path("runs").exists()
 
-    def test_an_unknown_recipe_is_refused(self, home, capsys):
-        [sentence] = refused(["train", "enwik8-smal"], capsys)
-        assert "got 'enwik8-smal'. Did you mean enwik8-small?" in sentence
-
-    def test_a_typo_in_a_recipe_is_refused(self, home, capsys):
-        Path("typo.toml").write_text("[train]\nlearning_rat = 1\nmem_len = -1\n[model]\nn_layers = 3\n")
-        sentences = refused(["train", "typo.toml", "--train.batch-siz", "3"], capsys)
-        assert sorted(sentences) == [
-            "model.n_layers is not a setting; did you mean model.n_layer?",
-            "train.batch_siz is not a setting; did you mean train.batch_size?",
-            "train.learning_rat is not a setting; `txl train --help` lists them all.",
-        ]
-
-    def test_a_missing_file_is_refused(self, home, capsys):
-        [sentence] = refused(["train", "text-small", "--data", "nothing.txt"], capsys)
-        assert "there is no nothing.txt" in sentence
-
-    def test_an_empty_file_is_refused(self, home, capsys):
-        Path("empty.txt").write_text("")
-        [sentence] = refused(["train", "text-small", "--data", "empty.txt"], capsys)
-        assert "empty.txt" in sentence and "empty" in sentence
-        assert not Path("runs").exists()
-
     def test_a_binary_file_in_a_word_corpus_is_refused(self, home, capsys):
         Path("binary.dat").write_bytes(bytes(range(256)) * 40)
         [sentence] = refused(["train", "text-words", "--data", "binary.dat"], capsys)
         assert "binary.dat" in sentence and "byte" in sentence
 
     def test_a_negative_length_is_refused(self, home, capsys):
-        sentences = refused(["train", "text-small", "--data", "text.txt", "--train.mem-len", "-5"], capsys)
-        assert sentences == ["train.mem_len must be at least 0, got -5."]
         assert refused(words("eval run --mem-len -5 3 --batch-size 0"), capsys) == [
             "--batch-size must be at least 1, got 0.",
             "--mem-len must be at least 0, got -5.",
@@ -189,8 +162,6 @@ class TestMistakes:
     def test_an_attn_len_beyond_the_visible_keys_is_refused(self, home, capsys):
         [sentence] = refused(words("eval run --mem-len 5 --attn-len 7"), capsys)
         assert sentence.startswith("--attn-len must be at most --mem-len + 1 = 6, got 7")
-        [sentence] = refused(words("train text-small --data text.txt --train.mem-len 5 --train.attn-len 7"), capsys)
-        assert "attn_len must be at most train.mem_len + 1 = 6, got 7" in sentence
 
     def test_a_checkpoint_of_another_vocabulary_is_refused(self, home, capsys):
         """A prepared corpus keeps its own vocabulary; plain text would be read with the run's."""
@@ -208,25 +179,6 @@ class TestMistakes:
         words = ["train", "text-small", "--data", "text.txt", "--out", "new", "--model.vocab-size", "204"]
         [sentence] = refused(words, capsys)
         assert "model.vocab_size must be 256" in sentence and "got 204" in sentence
-
-    def test_an_existing_run_folder_is_refused(self, home, capsys):
-        [sentence] = refused(["train", "text-small", "--data", "text.txt", "--out", "run"], capsys)
-        assert sentence == "run exists. Go on with it by --resume, or choose another folder with --out."
-
-    def test_a_full_disk_is_reported(self, home, capsys):
-        Path("small").mkdir()
-        mounted = ["mount", "-t", "tmpfs", "-o", "size=60k", "txl-test", "small"]
-        if shutil.which("mount") is None or subprocess.run(mounted, capture_output=True).returncode:
-            pytest.skip("no small file system can be mounted here")
-        try:
-            capsys.readouterr()
-            assert main(["train", "text-small", "--data", "text.txt", "--out", "small/run", *TINY]) == 2
-            shown = capsys.readouterr()
-            [sentence] = shown.err.splitlines()
-            assert "No space left on device" in sentence and "small/run" in sentence
-            assert list(Path("small/run/checkpoints").iterdir()) == []
-        finally:
-            subprocess.run(["umount", "small"], check=True)
 
 
 def test_a_full_disk_is_reported_wherever_it_happens(monkeypatch, capsys):

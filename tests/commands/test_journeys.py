@@ -43,7 +43,6 @@ def home(tmp_path_factory: pytest.TempPathFactory):
     """A folder with a text and a cache of its own, where a run was trained."""
     folder = tmp_path_factory.mktemp("journey")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TXL_HOME", str(folder / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.chdir(folder)

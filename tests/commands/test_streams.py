@@ -27,7 +27,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with nanoGPT's files of ids, JSON lines, a run of each; and a cache of its own."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TXL_HOME", str(folder / "cache"))
         patch.chdir(folder)
         text = Path(os.__file__).read_text()[:5_000]
         stoi = {letter: i for i, letter in enumerate(sorted(set(text)))}

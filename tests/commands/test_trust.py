@@ -315,11 +315,6 @@ def test_a_run_continues_after_its_output_fails(home, tmp_path, number, monkeypa
     assert "step 12/12" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_a_run_continues_without_output(home, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    assert main(words(home, tmp_path / "run")) == 0
-
-
 def test_a_second_interrupt_ends_at_once_with_a_sentence(home, tmp_path, monkeypatch, capsys):
     advance = Trainer.advance
 

@@ -143,10 +143,6 @@ def test_recipe_of_the_paper_has_its_settings_and_names_their_source(name: str):
         assert load_recipe(name, words(overrides)) != config
 
 
-def test_there_are_recipes_for_the_demo_the_benchmarks_and_a_users_own_text():
-    assert {"text-fast", "enwik8-small", "enwik8-12l", "ptb-small", "text-small", "text-words"} <= RECIPES.keys()
-
-
 @pytest.mark.parametrize("config", [*map(load_recipe, RECIPES), RunConfig(), UNUSUAL])
 def test_writing_and_reading_toml_gives_the_same_config(config: RunConfig, tmp_path: Path):
     file = tmp_path / "config.toml"

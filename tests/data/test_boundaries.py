@@ -22,11 +22,6 @@ DOCUMENTS = ["the cat sat\non a mat", "the dog", "a <eod> <eod>", "it ran\n"]
 END = "<eod>"
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
-
-
 def written(folder: Path, joined: str | None = None) -> Path:
     """A folder with the documents as lines of JSON, or as a text with this between them."""
     folder.mkdir()

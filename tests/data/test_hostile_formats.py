@@ -49,7 +49,6 @@ WRITERS: dict[str, tuple[Unit, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_damaged_file_is_read_or_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     unit, write = WRITERS[name]
     file, random = tmp_path / name, np.random.default_rng(1)
     write(file)

@@ -31,12 +31,6 @@ DTYPES = ("int8", "uint8", "int16", ">i2", "uint16", "int32", "int64", "uint64")
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=20)
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def opened(path: Path, vocab: Vocab | None = None, **how: Any) -> Corpus:
     return open_corpus(CorpusConfig(name=str(path), unit="id"), vocab, **how)
 

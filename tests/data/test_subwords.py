@@ -169,7 +169,6 @@ def test_what_cannot_be_read_back_is_refused(
 def test_a_model_of_such_tokens_is_trained_scored_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     (tmp_path / "tokenizer.json").write_text(json.dumps(unigram()))
     (tmp_path / "text.txt").write_text(TEXT * 100)
     out = tmp_path / "run"

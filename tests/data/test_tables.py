@@ -21,12 +21,6 @@ TEXTS = [f'row {n}, "\u00e9" {"x" * (n % 7)}\nand a line' for n in range(60)]
 TABLE = pyarrow.table({"id": range(60), "text": TEXTS, "title": [f"title {n}" for n in range(60)]})
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def opened(path: Path, column: str = "", **how: Any) -> Corpus:
     return open_corpus(CorpusConfig(name=str(path), column=column, **how))
 

@@ -280,16 +280,14 @@ def test_an_invalid_temperature_is_refused(temperature):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("eval")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TXL_HOME", str(folder / "cache"))
-        (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
-        model = small_model(vocab_size=256, dtype=torch.float32)
-        config = RunConfig(
-            corpus=CorpusConfig(name=str(folder / "text.txt")),
-            train=TrainConfig(tgt_len=8, mem_len=8, attn_len=5),
-            eval=EvalConfig(batch_size=2, max_tokens=60),
-        )
-        yield save_checkpoint(folder / "run", model=model, vocab=BYTES, config=config)
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    model = small_model(vocab_size=256, dtype=torch.float32)
+    config = RunConfig(
+        corpus=CorpusConfig(name=str(folder / "text.txt")),
+        train=TrainConfig(tgt_len=8, mem_len=8, attn_len=5),
+        eval=EvalConfig(batch_size=2, max_tokens=60),
+    )
+    return save_checkpoint(folder / "run", model=model, vocab=BYTES, config=config)
 
 
 def evaluate_run(run: Path, **asked: Any) -> None:

@@ -120,7 +120,6 @@ def test_compress(tmp_path, monkeypatch, capsys):
     """A text is restored to the byte, its file is as large as the model says, and a damaged one is refused."""
     pytest.importorskip("constriction")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     Path("text.txt").write_text("the cat sat on the mat, again and again\n" * 200)
     sizes = "--model.n-layer 1 --model.d-model 16 --model.d-inner 16 --model.n-head 2 --model.d-head 8"
     words = f"train text-small --data text.txt {sizes} --train.lr 1e-2 --train.max-steps 30 --out run"
@@ -221,7 +220,6 @@ def test_notebook(tmp_path):
     cells[0].source = cells[0].source.replace(steps[0], "STEPS = 10")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("TXL_HOME", str(tmp_path / "home"))
         nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert [kinds(cell) for cell in cells] == shown
 

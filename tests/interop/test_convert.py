@@ -85,7 +85,6 @@ def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):
 
 def test_a_pickled_module_is_converted_and_evaluated(tmp_path, capsys, monkeypatch):
     pytest.importorskip("transformers")
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
     model = shuffled(small_model(dtype=torch.float32, **BANDS))
     with classes(**AUTHORS, Corpus="data_utils", Vocab="vocabulary") as made:
         torch.save(authors_module(model, LENGTHS), tmp_path / "model.pt")

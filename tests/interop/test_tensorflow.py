@@ -144,7 +144,6 @@ def test_the_vocabulary_comes_with_the_corpus():
 def test_a_folder_like_the_released_ones_goes_through_every_command(tmp_path, monkeypatch, capsys):
     """`model/` and `data/` as the authors' download.sh makes them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
     for name, pattern in {"model": "*ckpt*", "data": "c[ao][cr]*"}.items():
         Path("released", name).mkdir(parents=True)
         for file in (GOLDEN / "wt103").glob(pattern):

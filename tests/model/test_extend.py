@@ -48,7 +48,6 @@ def kinds(monkeypatch, tmp_path):
     before = dict(own_kinds)
     own_kinds.clear()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     Path("text.txt").write_text("a text of a few words, again and again\n" * 200)
     Path("mine.py").write_text(EXAMPLES)
     yield

@@ -42,7 +42,7 @@ def test_every_line_has_a_row_and_as_many_cells_as_columns():
             assert not line.row or line.row in content()["rows"]
             assert not exhibit.columns or len(line.cells) == len(exhibit.columns), exhibit.name
             assert len(line.paper) == len(exhibit.published), exhibit.name
-        for _, better, worse, _ in exhibit.claims:
+        for _, better, worse, *_ in exhibit.claims:
             assert {better, worse} <= {*exhibit.rows()}, exhibit.name
     names = [f"table-{n}" for n in range(1, 11)] + [f"figure-{n}" for n in range(1, 8)]
     assert [*exhibits.exhibits()] == names + [f"appendix-{letter}" for letter in "abcde"]
@@ -137,7 +137,6 @@ def test_layers_of_al_rfou_predict_two_tokens_until_their_share_of_training_is_o
 
 def test_a_table_is_made_and_used_again_and_other_settings_are_refused(tmp_path: Path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
     for split in texts.BYTES:
         file = tmp_path / "runs/paper/texts/lines" / f"{split}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +190,6 @@ def test_every_exhibit_is_made_as_a_toy(name: str, tmp_path_factory, monkeypatch
     home = tmp_path_factory.getbasetemp() / "paper"
     home.mkdir(exist_ok=True)
     monkeypatch.chdir(home)
-    monkeypatch.setenv("TXL_HOME", str(home / "cache"))
     assert main(["paper", name, "--size", "toy"]) == 0
     made = home / "runs/paper/toy" / exhibits.exhibits()[name].home
     assert {file.suffix for file in made.rglob("*")} & {".csv", ".png", ".txt"}

@@ -70,7 +70,6 @@ class Page(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
 
 

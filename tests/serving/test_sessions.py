@@ -13,7 +13,7 @@ from serving_live import LENGTHS, Live, language_model, live_server
 from transformer_xl.config.settings import Lengths
 from transformer_xl.model.inference import KVCache
 from transformer_xl.serving import sessions
-from transformer_xl.serving.sessions import Past, Sessions, new_id
+from transformer_xl.serving.sessions import Past, Sessions
 
 WINDOW = Lengths(tgt_len=8, mem_len=16, attn_len=17)
 """Lengths at which a result does not depend on where a text is cut."""
@@ -80,7 +80,7 @@ def test_going_on_reads_only_what_is_new(live: Live) -> None:
 
 def test_an_id_that_is_forged_or_not_stored_is_not_found(live: Live) -> None:
     kept = live.post(prompt="a", store=False)["id"]
-    for name in (kept, new_id(), "", "x" * 10_000, "../../etc/passwd", "cmpl-\u00e9"):
+    for name in (kept, "cmpl-" + 32 * "x", "", "x" * 10_000, "../../etc/passwd", "cmpl-\u00e9"):
         error = live.post(prompt="a", previous_response_id=name, status=404)["error"]
         assert error["code"] == "response_not_found" and error["message"].endswith("Send the whole text.")
 

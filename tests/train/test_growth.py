@@ -56,7 +56,6 @@ def test_known_tokens_are_predicted_as_before(kind: str, monkeypatch: pytest.Mon
 def test_new_words_for_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     (tmp_path / "old.txt").write_text(OLD)
     (tmp_path / "new.txt").write_text(NEW)
     old, new = tmp_path / "old", tmp_path / "new"

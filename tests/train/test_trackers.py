@@ -75,7 +75,6 @@ def wandb(monkeypatch) -> Fake:
 @pytest.fixture
 def text(tmp_path, monkeypatch) -> str:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
     Path("text").write_text("abcdefghij\n" * 100)
     return "text"
 

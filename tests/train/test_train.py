@@ -506,7 +506,6 @@ def test_every_kind_of_training_compiles_with_the_same_result():
 def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, capsys):
     """`fit` leaves the folder of `txl train`; an ended run says so."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     Path("text.txt").write_text("a few words, again and again\n" * 200)
     sizes = "--model.n-layer 1 --model.d-model 8 --model.d-inner 8 --model.n-head 2 --model.d-head 4"
     config = load_recipe("text-small", [*sizes.split(), "--train.max-steps", "2"], data="text.txt")

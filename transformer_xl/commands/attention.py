@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from ..config.settings import Lengths, TransformerXLConfig
+from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from ..runtime.terminal import report_progress, show_table
 from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath
@@ -52,10 +52,7 @@ class Attention:
     json: bool = False
 
     def run(self) -> None:
-        """Average the attention of every head over a split, and draw the attention of some heads from some positions.
-
-        Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays.
-        """
+        """Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays."""
         from ..analysis import attention
         from ..analysis.comparison import save_arrays
         from ..data.loader import StreamLoader
@@ -76,7 +73,8 @@ class Attention:
         problems.refuse()
         tokens = min(self.max_tokens or len(ids), len(ids))
         positions = self.positions or (tokens // 2,)
-        rows = streams_for(tokens, config.eval.batch_size, lengths)
+        # Each stream begins with an empty memory, and shall have a full one for most of its tokens.
+        rows = max(1, min(config.eval.batch_size, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
         if tokens // rows <= lengths.mem_len:
             filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"
             print(f"txl: The average is over queries whose memory is not full: it is of {filled}.", file=sys.stderr)
@@ -112,14 +110,6 @@ class Attention:
         else:
             _show(average, split.title)
             print(f"Pictures and arrays are in {folder}.")
-
-
-def streams_for(tokens: int, most: int, lengths: Lengths) -> int:
-    """The number of streams, at most `most`, that have a full memory for most of their tokens.
-
-    Each begins with an empty one.
-    """
-    return max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
 
 
 def _document(documents: Int[np.ndarray, " D"] | None, position: int, size: int) -> tuple[int, int]:

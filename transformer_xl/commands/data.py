@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from ..mistake import Mistake
 from ..runtime.files import below_home
 from ..runtime.terminal import show_table
-
-if TYPE_CHECKING:
-    from ..data.corpora.published import Dataset
-    from ..data.corpus import Corpus
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,6 @@ class Data:
     """Print one JSON object."""
 
     def run(self) -> None:
-        """List the corpora; with a name, prepare that corpus, by default with the published treatment of line ends."""
         from ..data.corpora.preparing import prepare
         from ..data.corpora.published import DATASETS
 
@@ -45,18 +40,13 @@ class Data:
         corpus = prepare(self.name, self.source, newlines=self.newlines)
         if self.json:
             print(json.dumps(corpus_facts(corpus.name, corpus.path)))
-        else:
-            _show_counts(corpus)
-
-
-def _show_counts(corpus: Corpus) -> None:
-    """Print the counts of a prepared corpus."""
-    rows = []
-    for name, split in corpus.header.splits.items():
-        targets = split.tokens - len(split.documents or [0])
-        rows.append([name, *(f"{n:,}" for n in (split.tokens, targets, split.types, split.unknown, split.bytes))])
-    title = f"{corpus.name}: {corpus.vocab}, in {corpus.path}"
-    show_table(title, ["split", "tokens", "targets", "types", "unknown", "bytes of text"], rows)
+            return
+        rows = []
+        for name, split in corpus.header.splits.items():
+            targets = split.tokens - len(split.documents or [0])
+            rows.append([name, *(f"{n:,}" for n in (split.tokens, targets, split.types, split.unknown, split.bytes))])
+        title = f"{corpus.name}: {corpus.vocab}, in {corpus.path}"
+        show_table(title, ["split", "tokens", "targets", "types", "unknown", "bytes of text"], rows)
 
 
 def list_corpora(*, as_json: bool) -> None:
@@ -96,22 +86,18 @@ def corpus_facts(name: str, store: Path) -> dict[str, Any]:
     counts = header.splits if header else published.protocols[published.newlines].splits if published else {}
     unit = header.unit if header else published.unit if published else ""
     files = store.iterdir() if header else ()
+    packages = published.packages if published else ()
+    sizes = [next((origin.bytes for origin in package.origins if origin.bytes), 0) for package in packages]
     return {
         "name": name,
         "unit": unit,
         "tokens": {split: counts[split].tokens if split in counts else None for split in SPLITS},
-        "download_bytes": _download_size(published) if published else None,
+        "download_bytes": sum(sizes) or None,
         "prepared": prepared,
         "store": str(store) if header else "",
         "store_bytes": sum(file.stat().st_size for file in files),
         "command": f"txl data {name}" if published else "",
     }
-
-
-def _download_size(dataset: Dataset) -> int | None:
-    """Bytes to download, as far as sizes are published; None if no size is."""
-    sizes = [next((origin.bytes for origin in package.origins if origin.bytes), 0) for package in dataset.packages]
-    return sum(sizes) or None
 
 
 def _megabytes(size: int | None) -> str:

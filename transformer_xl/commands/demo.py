@@ -58,10 +58,6 @@ class Demo:
     """Time for the whole demo, in minutes. On a slow or busy machine it trains for fewer steps."""
 
     def run(self) -> int:
-        """Train, generate a sample, evaluate with three lengths of memory and compare, within `--minutes`.
-
-        Returns the exit status.
-        """
         begun = time.perf_counter()  # before torch is imported, which takes seconds
         from ..data.datasets import cache_folder
         from ..run.folder import Run

@@ -26,7 +26,6 @@ class Env:
     """Print one JSON object."""
 
     def run(self) -> None:
-        """Print facts about this machine, and what `auto` chooses on it."""
         import torch
 
         from ..data.datasets import cache_folder

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from ..config.problems import OPTION
+from ..config.problems import OPTION, Problems
 from ..config.settings import EvalConfig, Lengths
 from ..runtime.terminal import report_progress
 from .shared import Part, Precision, RunFolder, Size, Sizes, SizesOrNone, TextPath
 
 if TYPE_CHECKING:
-    from ..data.corpus import Corpus, Split
+    from ..data.corpus import Corpus
     from ..evaluation.dynamic import DynamicConfig
-    from ..evaluation.score import EvalResult
     from ..run.checkpoint import LoadedModel
     from ..run.trained import TrainedRun
 
@@ -70,93 +68,88 @@ class Eval:
     """Print one JSON object."""
 
     def run(self) -> None:
-        """Score the split once for each combination of lengths, and print the results."""
-        from ..evaluation.splits import refuse_infinite, score_split
+        from ..evaluation.splits import refuse_infinite, score_split, show_results
         from ..interop.hub import local
         from ..run.trained import TrainedRun, split_of
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)
         problems, own = trained.problems, trained.config.eval
-        reading = ReadingMode.of(self, trained)
+        learning = self._learning(problems)
+        usual = {"batch_size": 1} if learning or self.sliding is not None else {}  # they read one stream
+        usual |= {} if self.sliding is None else {"context_len": 0}
         asked = {"batch_size": self.batch_size, "max_tokens": self.max_tokens}
         given = {name: value for name, value in asked.items() if value is not None}
-        how = problems.attempt(lambda: replace(own, **reading.scope | given), OPTION) or own
-        lengths = reading.lengths(self, trained)
+        how = problems.attempt(lambda: replace(own, **usual | given), OPTION) or own
+        lengths = self._lengths(trained)
         loaded = trained.load()
         corpus = trained.corpus(loaded.vocab, self.data, self.split)
         split = split_of(corpus, self.split, how.split)
         results, precision = [], trained.precision
-        if reading.dynamic and precision == "fp16" and self.precision == "auto":
+        if learning and precision == "fp16" and self.precision == "auto":
             precision = "fp32"  # its gradients have no scale
         for each in lengths:
-            reader = reading.reader(loaded, corpus, each, how, precision)
+            reader = self._reader(loaded, corpus, each, how, precision, learning)
             results.append(score_split(reader, split, each, how, precision=precision))
-        _show(results, trained, split, reading, self)
-        dynamic = reading.dynamic
-        advice = f"Lower --dynamic-lr, which is {dynamic.lr:g}." if dynamic else "Score another checkpoint."
+        if self.json:
+            facts = {"run": str(trained.path), "trained_on": trained.config.corpus.name, **split.about}
+            facts |= {"unknown": split.unknown, "sliding": self.sliding, "temperature": self.temperature}
+            facts |= {"dynamic": learning and asdict(learning), "results": [result.to_json() for result in results]}
+            print(json.dumps(facts))
+        else:
+            show_results(split, results, how=self.title(learning))
+        advice = f"Lower --dynamic-lr, which is {learning.lr:g}." if learning else "Score another checkpoint."
         refuse_infinite([result.nats for result in results], f"results are not finite: the weights diverged. {advice}")
 
-
-@dataclass(frozen=True)
-class ReadingMode:
-    """The way to read a text, besides the lengths; by default as in training."""
-
-    sliding: int | None = None
-    temperature: float = 1.0
-    dynamic: DynamicConfig | None = None
-
-    @classmethod
-    def of(cls, options: Eval, trained: TrainedRun) -> ReadingMode:
-        """The reading that the options ask for. Mistakes are added to the run's problems."""
+    def _learning(self, problems: Problems) -> DynamicConfig | None:
+        """How the model learns while it scores; None: it does not. Mistakes are added to the problems."""
         from ..evaluation.dynamic import DynamicConfig
         from ..evaluation.score import check_temperature
 
-        problems, rule = trained.problems, options.dynamic
-        problems.attempt(lambda: check_temperature(options.temperature))
-        asked = {name: getattr(options, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
+        problems.attempt(lambda: check_temperature(self.temperature))
+        asked = {name: getattr(self, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
         given = {name: value for name, value in asked.items() if value is not None}
         needed = {"lr": "sgd or rms", "decay": "sgd or rms", "epsilon": "rms", "tokens": "rms"}
+        rule = self.dynamic
         problems += [f"--dynamic-{n} needs --dynamic {needed[n]}." for n in given if (rule or "none") not in needed[n]]
         learning = problems.attempt(lambda: DynamicConfig(rule=rule, **given), "--dynamic-{}") if rule else None
         if learning is not None and learning.lr > HIGHEST_RATE:
             problems.append(f"--dynamic-lr must be at most {HIGHEST_RATE:g}, got {learning.lr:g}.")
-        return cls(options.sliding, options.temperature, learning)
+        return learning
 
-    def __str__(self) -> str:
-        """The addition to a title; empty by default."""
+    def title(self, learning: DynamicConfig | None) -> str:
+        """The addition to a title: what differs from reading as in training."""
         words = [] if self.sliding is None else [f"windows sliding by {self.sliding}"]
         words += [] if self.temperature == 1 else [f"temperature {self.temperature:g}"]
-        if self.dynamic is not None:
-            rms = f", epsilon {self.dynamic.epsilon:g}" if self.dynamic.rule == "rms" else ""
-            words.append(f"dynamic {self.dynamic.rule}, lr {self.dynamic.lr:g}, decay {self.dynamic.decay:g}{rms}")
+        if learning is not None:
+            rms = f", epsilon {learning.epsilon:g}" if learning.rule == "rms" else ""
+            words.append(f"dynamic {learning.rule}, lr {learning.lr:g}, decay {learning.decay:g}{rms}")
         return "".join(f"; {part}" for part in words)
 
-    @property
-    def scope(self) -> dict[str, int]:
-        """Defaults for `EvalConfig`: sliding windows and dynamic evaluation read one stream."""
-        if self.sliding is not None:
-            return {"batch_size": 1, "context_len": 0}
-        return {"batch_size": 1} if self.dynamic else {}
-
-    def lengths(self, options: Eval, trained: TrainedRun) -> list[Lengths]:
-        """The lengths that the options ask for, without memory for --sliding. Adds mistakes to the run's problems."""
+    def _lengths(self, trained: TrainedRun) -> list[Lengths]:
+        """The lengths to score, without memory for --sliding. Mistakes are added to the run's problems."""
         if self.sliding is None:
-            return trained.lengths(options)
-        if options.mem_len or options.attn_len or options.same_length:
+            return trained.lengths(self)
+        if self.mem_len or self.attn_len or self.same_length:
             trained.problems.append(
                 "--sliding reads windows without memory: leave out --mem-len, --attn-len, --same-length."
             )
         from ..evaluation.sliding import check_stride
 
-        found = trained.lengths(replace(options, mem_len=(0,), attn_len=(None,), same_length=False))
+        found = trained.lengths(replace(self, mem_len=(0,), attn_len=(None,), same_length=False))
         for each in found[:1]:
             trained.problems.attempt(partial(check_stride, each.tgt_len, self.sliding))
         return found
 
-    def reader(
-        self, loaded: LoadedModel, corpus: Corpus, lengths: Lengths, config: EvalConfig, precision: str
+    def _reader(
+        self,
+        loaded: LoadedModel,
+        corpus: Corpus,
+        lengths: Lengths,
+        how: EvalConfig,
+        precision: str,
+        learning: DynamicConfig | None,
     ) -> LoadedModel:
-        """`loaded` with a model that reads in this way. This first measures gradients if they are needed."""
+        """`loaded` with a model that reads as asked for. This first measures gradients if they are needed."""
         from ..evaluation.dynamic import Dynamic, relative_rms
         from ..evaluation.score import Tempered
         from ..evaluation.sliding import Sliding
@@ -167,28 +160,11 @@ class ReadingMode:
             model = Sliding(model, lengths.tgt_len, self.sliding)
         if self.temperature != 1:
             model = Tempered(model, self.temperature)
-        if self.dynamic is not None:
+        if learning is not None:
             rms = None
-            if self.dynamic.rule == "rms":
-                part = replace(config, batch_size=1, max_tokens=self.dynamic.tokens)
+            if learning.rule == "rms":
+                part = replace(how, batch_size=1, max_tokens=learning.tokens)
                 loader = segments_of(loaded, corpus.split("train"), lengths, part)
                 rms = relative_rms(model, report_progress(loader, "measuring gradients"), lengths, precision=precision)
-            model = Dynamic(model, self.dynamic, rms)
+            model = Dynamic(model, learning, rms)
         return loaded._replace(model=model)
-
-
-def _show(
-    results: Sequence[EvalResult], trained: TrainedRun, split: Split, reading: ReadingMode, options: Eval
-) -> None:
-    from ..evaluation.splits import show_results
-
-    if not options.json:
-        show_results(split, results, how=str(reading))
-        return
-    facts = {
-        "run": str(trained.path),
-        "trained_on": trained.config.corpus.name,
-        **split.about,
-        "unknown": split.unknown,
-    }
-    print(json.dumps(facts | asdict(reading) | {"results": [result.to_json() for result in results]}))

@@ -63,10 +63,7 @@ class Generate:
     """Print one JSON object per continuation, after all of them are done."""
 
     def run(self) -> None:
-        """Continue each prompt. A single text is printed token by token; several are printed when all are done.
-
-        The number of tokens and the speed go to standard error.
-        """
+        from ..data.reading import read_text
         from ..evaluation.generate import Sampling, stream_text
         from ..interop.hub import local
         from ..run.trained import TrainedRun
@@ -87,7 +84,7 @@ class Generate:
         found = trained.lengths(self)
         problems.refuse()
         assert sampling is not None, "what is refused has a problem"
-        read = [_read_prompt(prompt) for prompt in self.prompt]
+        read = [read_text(p.removeprefix("@")) if p == "-" or p.startswith("@") else p for p in self.prompt]
         loaded = trained.load()
         texts, following = _prompts(self, read, loaded), {}
         if self.from_test is not None:
@@ -145,14 +142,6 @@ def _write(
         tokens = sum(len(loaded.vocab.encode(text)) for text in written)
     print(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
     return written
-
-
-def _read_prompt(prompt: str) -> str | bytes:
-    from ..data.reading import read_text
-
-    if prompt == "-":
-        return read_text("-")
-    return read_text(prompt[1:]) if prompt.startswith("@") else prompt
 
 
 def _prompts(options: Generate, read: Sequence[str | bytes], loaded: LoadedModel) -> Sequence[str | bytes]:

@@ -50,7 +50,6 @@ class Paper:
     """What starts a training, for example "torchrun --standalone --nproc-per-node 8"; it must take -m and a module."""
 
     def run(self) -> None:
-        """List everything, show what is known of one exhibit, or make it. Models that are there are used."""
         from ..paper import show
         from ..paper.exhibits import SIZES, exhibits
 
@@ -58,7 +57,14 @@ class Paper:
         if self.exhibit is None:
             if self.size is not None:
                 raise Mistake(f"EXHIBIT must be named for --size {self.size}. `txl paper` lists them.")
-            show_list(known)
+            rows = []
+            for name, exhibit in known.items():
+                paper = show.few([str(line.paper[0]) for line in exhibit.lines if line.paper])
+                ours = show.few(show.first_column(exhibit, show.of_rows(exhibit, "small", show.measured("small"))))
+                rows.append([f"{name:10}  {exhibit.title}", exhibit.page or paper, ours])
+            show_table(
+                "`txl paper NAME --size toy|small|paper` makes one.", ["what it shows", "paper", "ours, small"], rows
+            )
             return
         if self.exhibit not in known:
             near = "".join(f" Did you mean {name}?" for name in get_close_matches(self.exhibit, known, n=1))
@@ -76,7 +82,11 @@ class Paper:
         if exhibit.page:
             print(f"{exhibit.page} has it.")
         elif self.size is not None:
-            make(exhibit, self, self.size)
+            try:
+                make(exhibit, self, self.size)
+            except KeyboardInterrupt as interrupt:
+                interrupt.add_note("The same command goes on with it.")
+                raise
         else:
             sizes = [size for size in SIZES if not exhibit.rows() or rows_at(exhibit.rows(), size)]
             models = ", ".join(exhibit.rows(self.rows)) or "none"
@@ -137,15 +147,3 @@ def show_tables(exhibit: Exhibit, results: Results, how: str) -> Mapping[str, Se
         show_table("", tables["claims"][0], tables["claims"][1:])
         print("A difference counts (5 %, two-sided) from 12.7 standard errors on with 2 seeds, 4.3 with 3, 3.2 with 4.")
     return tables
-
-
-def show_list(known: Mapping[str, Exhibit]) -> None:
-    """Print every exhibit: what it shows, the paper's first figure of each line, and ours where they were measured."""
-    from ..paper import show
-
-    rows = []
-    for name, exhibit in known.items():
-        paper = show.few([str(line.paper[0]) for line in exhibit.lines if line.paper])
-        ours = show.few(show.first_column(exhibit, show.of_rows(exhibit, "small", show.measured("small"))))
-        rows.append([f"{name:10}  {exhibit.title}", exhibit.page or paper, ours])
-    show_table("`txl paper NAME --size toy|small|paper` makes one.", ["what it shows", "paper", "ours, small"], rows)

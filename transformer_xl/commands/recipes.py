@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..config import recipe as recipes
-from ..config.settings import RunConfig
+from ..config.settings import TransformerXLConfig
 from ..runtime.terminal import show_table
 
 
@@ -27,9 +27,8 @@ class Recipes:
     """Print one JSON object."""
 
     def run(self) -> None:
-        """Print a row for each recipe, or for the ones named."""
         names, results = self.names or tuple(recipes.packaged_recipes()), read_results()
-        entries = [recipe_facts(name, with_vocabulary(recipes.load_recipe(name)), results) for name in names]
+        entries = [recipe_facts(name, results) for name in names]
         if self.json:
             print(json.dumps({"recipes": entries}))
             return
@@ -37,42 +36,37 @@ class Recipes:
         show_table("`txl train RECIPE` trains one.", columns, [*map(_cells, entries)])
 
 
-def with_vocabulary(config: RunConfig) -> RunConfig:
-    """The recipe with its vocabulary size if that can be known: all bytes of any text, or of a prepared corpus."""
+def recipe_facts(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts about a recipe. None: not known."""
     from ..data.datasets import store_of
     from ..data.header import Header
 
-    if config.model.vocab_size:
-        return config
-    store = store_of(config.corpus.name) if config.corpus.name else None
-    size = Header.read(store / "corpus.json").vocab_size if store else 0
-    if not config.corpus.name and config.corpus.unit == "byte":
-        size = 256
-    return replace(config, model=replace(config.model, vocab_size=size))
-
-
-def recipe_facts(name: str, config: RunConfig, results: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts about a recipe. None: not known."""
-    model = config.model
+    config = recipes.load_recipe(name)
+    size, store = config.model.vocab_size, store_of(config.corpus.name) if config.corpus.name else None
+    if not size and store:
+        size = Header.read(store / "corpus.json").vocab_size
+    elif not size and not config.corpus.name and config.corpus.unit == "byte":
+        size = 256  # all bytes of any text
+    model = replace(config.model, vocab_size=size)
     return {
         "name": name,
         "model": {"kind": model.kind, "n_layer": model.n_layer, "d_model": model.d_model},
         "data": config.corpus.name,
         "unit": config.corpus.unit,
-        "parameters": count_parameters(config) if model.vocab_size else None,
+        "parameters": count_parameters(model) if size else None,
         "steps": config.train.max_steps,
         **{what: results.get(name, {}).get(what) for what in ("published", "own")},
     }
 
 
-def count_parameters(config: RunConfig) -> int:
+def count_parameters(config: TransformerXLConfig) -> int:
     """The exact number of parameters, tied ones once. Nothing is allocated."""
     import torch
 
     from ..model.baselines import build_model
 
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build_model(config.model).parameters())
+        return sum(parameter.numel() for parameter in build_model(config).parameters())
 
 
 def read_results() -> dict[str, Any]:

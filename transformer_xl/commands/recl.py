@@ -41,10 +41,7 @@ class Recl(ComparisonOptions):
     """fp32 by default, because rounding changes losses, and small gains count."""
 
     def run(self) -> None:
-        """Print the RECL of each run, and its losses by context length.
-
-        Files: `recl.json`, `recl.npz` (all losses) and the pictures (Figures 3 and 4).
-        """
+        """Files: `recl.json`, `recl.npz` (all losses) and the pictures (Figures 3 and 4)."""
         import numpy as np
 
         from ..analysis import recl as measures

@@ -28,24 +28,17 @@ class Report:
     device: str = "auto"
 
     def run(self) -> None:
-        """Write the page and print its path."""
         if not self.runs:
             raise Mistake("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
         to = self.out and writable(self.out, "--out")
+        from ..report.figures import complete_figures
         from ..report.page import write_page
 
         for run in self.runs if self.model else ():
-            if (run / "checkpoints").is_dir():
-                complete(run, self.device)
+            try:  # if the text is missing, the page has the other parts
+                if (run / "checkpoints").is_dir():
+                    complete_figures(run, self.device)
+            except (Mistake, OSError, FloatingPointError) as error:
+                lacks = f"The page of {run} lacks the figures that need the model: {printable(str(error))}"
+                print(f"txl: {lacks}", file=sys.stderr)
         write_page(self.runs, to)
-
-
-def complete(run: Path, device: str) -> None:
-    """Compute the figures of a run that need its model, if they are missing. If the text is missing, the page has the
-    other parts."""
-    from ..report.figures import complete_figures
-
-    try:
-        complete_figures(run, device)
-    except (Mistake, OSError, FloatingPointError) as error:
-        print(f"txl: The page of {run} lacks the figures that need the model: {printable(str(error))}", file=sys.stderr)

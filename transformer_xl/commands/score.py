@@ -28,7 +28,6 @@ class Score:
     """Print one JSON object per line."""
 
     def run(self) -> None:
-        """Print a line for each line of the file."""
         from ..data.reading import read_text, text_of
         from ..evaluation.lines import score_lines
         from ..evaluation.splits import refuse_infinite

@@ -7,17 +7,12 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import arg
 
-from ..config.settings import Lengths
 from ..mistake import Mistake, printable
 from .shared import Precision, RunFolder, Size
-
-if TYPE_CHECKING:
-    from ..run.checkpoint import LoadedModel
-    from ..serving.answers import Service
 
 TOKEN = "TXL_SERVE_TOKEN"
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -58,13 +53,15 @@ class Serve:
     precision: Precision = "auto"
 
     def run(self) -> None:
-        """Load the model, listen, and answer until a signal comes."""
         _refuse_without_packages()
         from ..interop.hub import local
         from ..run.trained import TrainedRun
+        from ..serving.answers import Service
         from ..serving.api import build_app
-        from ..serving.engine import refusal
+        from ..serving.engine import Engine, refusal
+        from ..serving.requests import Limits
         from ..serving.server import listen, make_server
+        from ..serving.sessions import Sessions
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)
         problems = trained.problems
@@ -79,39 +76,29 @@ class Serve:
         tokens = self.token or tuple(filter(None, [os.environ.get(TOKEN)]))
         if not all(token.strip() for token in tokens):
             problems.append(f"--token and {TOKEN} must be texts that are not blank.")
-        loaded = trained.load()
+        loaded, precision = trained.load(), trained.precision
         logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-        service = _service(self, loaded, found[0], trained.precision)
+        engine = Engine(loaded.model, loaded.vocab, found[0], rows=self.rows, most=self.queue, precision=precision)
+        sessions = Sessions(seconds=60 * self.session_minutes, most_bytes=self.session_mb << 20)
+        values = max(Limits.values, 2 * self.max_prompt, 2 * self.max_tokens)
+        limits = Limits(prompt_tokens=self.max_prompt, max_tokens=self.max_tokens, values=values)
+        service = Service(self.folder.resolve().name or "model", engine, sessions, limits)
         names = [name.lower() for name in (self.host, *self.host_name)]
         server = make_server(build_app(service, tokens, names), grace=self.grace, trusted=self.trusted_proxy)
         with listen(self.host, self.port) as socket:
-            _report(self, service, socket.getsockname()[1], locked=bool(tokens))
-            service.engine.start()
+            host = f"[{self.host}]" if ":" in self.host else self.host
+            url = f"http://{host}:{socket.getsockname()[1]}"
+            print(f"{printable(service.name)}, {service.vocab}: {url} (completions: /v1)", flush=True)
+            if self.host not in LOCAL and not tokens:
+                print(
+                    f"txl: Other machines can use this server, because no token is set. Set {TOKEN}.", file=sys.stderr
+                )
+            engine.start()
             gc.freeze()  # what there is now stays, so it need not be searched for garbage
             try:
                 server.run(sockets=[socket])
             finally:
-                service.engine.stop()
-
-
-def _service(options: Serve, loaded: LoadedModel, lengths: Lengths, precision: str) -> Service:
-    from ..serving.answers import Service
-    from ..serving.engine import Engine
-    from ..serving.requests import Limits
-    from ..serving.sessions import Sessions
-
-    engine = Engine(loaded.model, loaded.vocab, lengths, rows=options.rows, most=options.queue, precision=precision)
-    sessions = Sessions(seconds=60 * options.session_minutes, most_bytes=options.session_mb << 20)
-    values = max(Limits.values, 2 * options.max_prompt, 2 * options.max_tokens)
-    limits = Limits(prompt_tokens=options.max_prompt, max_tokens=options.max_tokens, values=values)
-    return Service(options.folder.resolve().name or "model", engine, sessions, limits)
-
-
-def _report(options: Serve, service: Service, port: int, *, locked: bool) -> None:
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"{printable(service.name)}, {service.vocab}: http://{host}:{port} (completions: /v1)", flush=True)
-    if options.host not in LOCAL and not locked:
-        print(f"txl: Other machines can use this server, because no token is set. Set {TOKEN}.", file=sys.stderr)
+                engine.stop()
 
 
 def _refuse_without_packages() -> None:

@@ -136,17 +136,11 @@ class TransformerXLConfig(Checked):
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield Problem(("d_model",), sentence)
-        yield from self._problems_of_gate()
+        if self.gate_bias != TransformerXLConfig.gate_bias and self.gate in ("none", "input"):
+            kinds = "output, highway, sigmoid-tanh and gru"
+            yield Problem(("gate_bias", "gate"), f"{{}} is for gate = {kinds}, got {{}} = {self.gate}. Leave it out.")
         yield from self._problems_of_bands()
         yield from self._problems_of_kind()
-
-    def _problems_of_gate(self) -> Iterator[Problem]:
-        if self.gate not in _GATES:
-            yield Problem(("gate",), f"{{}} must be one of {', '.join(_GATES)}, got {self.gate}.")
-        elif self.gate_bias != TransformerXLConfig.gate_bias and self.gate in ("none", "input"):
-            kinds = "output, highway, sigmoid-tanh and gru"
-            sentence = f"{{}} is for gate = {kinds}, got {{}} = {self.gate}. Leave it out."
-            yield Problem(("gate_bias", "gate"), sentence)
 
     def _problems_of_bands(self) -> Iterator[Problem]:
         edges, bands = (0, *self.cutoffs), len(self.cutoffs) + 1

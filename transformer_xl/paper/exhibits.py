@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -25,8 +26,8 @@ AL_RFOU = "al-rfou-auxiliary"
 class Line:
     """A line of a table."""
 
-    cells: tuple[object, ...]
-    paper: tuple[object, ...]
+    cells: Sequence[object]
+    paper: Sequence[object]
     """The paper's figures; "-" where it has none."""
     row: str = ""
     """The name of the model, or "" if the line needs none."""
@@ -42,13 +43,13 @@ class Exhibit:
     """The exhibit whose models and measures it shares, or its own name."""
     measure: str = ""
     """The function of `measures.py` that makes it, or "" for what only a page of the documentation shows."""
-    columns: tuple[str, ...] = ()
-    published: tuple[str, ...] = ()
+    columns: Sequence[str] = ()
+    published: Sequence[str] = ()
     """What the paper's figures are."""
-    lines: tuple[Line, ...] = ()
-    claims: tuple[tuple[str, str, str, int], ...] = ()
+    lines: Sequence[Line] = ()
+    claims: Sequence[Sequence[Any]] = ()
     """What the paper concludes, the row that is better, the other row, and where they are compared: at this multiple of
-    the trained length; 0: each at its best."""
+    the trained length; without it, each at its best."""
     page: str = ""
     split: str = "test"
     """The split that the paper's size is scored on at several lengths."""
@@ -74,26 +75,14 @@ def content() -> dict[str, Any]:
 
 def exhibits() -> dict[str, Exhibit]:
     """Everything the paper shows, by name. An exhibit with `same` takes all but the title from the one named there."""
-    tables = {name: table for name, table in content().items() if name not in ("sizes", "words", "rows")}
-    return {name: _exhibit(name, table["title"], table.get("same", name)) for name, table in tables.items()}
-
-
-def _exhibit(name: str, title: str, home: str) -> Exhibit:
-    table = content()[home]
-    return Exhibit(
-        name,
-        title,
-        home,
-        measure=table.get("measure", ""),
-        columns=tuple(table.get("columns", ())),
-        published=tuple(table.get("published", ())),
-        lines=tuple(
-            Line(tuple(row["cells"]), tuple(row["paper"]), row.get("row", "")) for row in table.get("rows", ())
-        ),
-        claims=tuple((says, better, worse, sum(at)) for says, better, worse, *at in table.get("claims", ())),
-        page=table.get("page", ""),
-        split=table.get("split", "test"),
-    )
+    found = {}
+    for name, table in content().items():
+        if name not in ("sizes", "words", "rows"):
+            home = table.get("same", name)
+            facts = dict(content()[home])
+            lines = [Line(**row) for row in facts.pop("rows", ())]
+            found[name] = Exhibit(**facts | {"name": name, "title": table["title"], "home": home, "lines": lines})
+    return found
 
 
 def training(row: str, size: str) -> list[str] | None:

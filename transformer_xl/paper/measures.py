@@ -28,9 +28,9 @@ Results = Mapping[str, Sequence[Result]]
 class Measure(NamedTuple):
     """A kind of exhibit."""
 
-    columns: Sequence[str]
-    """What is measured; "{}" stands for ppl or bpc."""
-    values: Callable[[Line, Result], Sequence[Value]]
+    columns: Sequence[str] = ()
+    """What is measured; "{}" stands for ppl or bpc. Nothing, if only files are made."""
+    values: Callable[[Line, Result], Sequence[Value]] = lambda line, result: ()
     """The values of a line in the result of its row, in the order of the columns."""
     make: Callable[[Study, Exhibit, int, Path], None] | None = None
     """Measure the models of a seed, and write files to a folder; None: training has scored them."""
@@ -146,10 +146,6 @@ def make_text(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
     write_whole(folder / f"samples-{seed}.txt", "\n".join(samples))
 
 
-def no_values(line: Line, result: Result) -> Sequence[Value]:
-    return []
-
-
 MEASURES = {
     "score": Measure(("{}", "valid", "parameters"), score_values, draw=draw_first_column),
     "lengths": Measure(
@@ -157,6 +153,6 @@ MEASURES = {
     ),
     "recl": Measure(("r = 0.1", "r = 0.5", "r = 1"), recl_values, make_recl),
     "speed": Measure(("slowdown", "attention length"), speed_values, make_speed, draw_first_column),
-    "attention": Measure((), no_values, make_attention),
-    "text": Measure((), no_values, make_text),
+    "attention": Measure(make=make_attention),
+    "text": Measure(make=make_text),
 }

@@ -68,7 +68,8 @@ def claims(exhibit: Exhibit, results: Results) -> list[list[str]]:
     """What the paper concludes, and here: how much worse the other row's figure is, paired by seed, over its standard
     error."""
     rows = [["the paper's conclusion", "here: the other is worse by", "in standard errors"]]
-    for says, better, worse, times in exhibit.claims:
+    for says, better, worse, *at in exhibit.claims:
+        times = sum(at)
         one, other = ({r["seed"]: compared(exhibit, r, times) for r in results.get(row, ())} for row in (better, worse))
         seeds = [seed for seed in sorted(one.keys() & other.keys()) if one[seed] and other[seed]]
         pairs = [other[seed] - one[seed] for seed in seeds]
@@ -106,12 +107,7 @@ def as_csv(rows: Iterable[Sequence[str]]) -> str:
 
 def as_latex(title: str, rows: Sequence[Sequence[str]]) -> str:
     """A `tabular` for LaTeX's package booktabs."""
-    head, *body = [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
+    escapes = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_"} | {"±": r"$\pm$"})
+    head, *body = [" & ".join(cell.translate(escapes) for cell in row) + r" \\" for row in rows]
     lines = [f"% {title}", rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", head, r"\midrule", *body]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _escaped(cell: str) -> str:
-    for character in "&%$#_":
-        cell = cell.replace(character, "\\" + character)
-    return cell.replace("±", r"$\pm$")

@@ -15,9 +15,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,12 +149,8 @@ class Study:
         if AL_RFOU in words:
             environment["TXL_IMPORT"] = al_rfou.__file__
         lines: list[str] = []
-        with (
-            going_on(),
-            subprocess.Popen(
-                [*launch, "-m", "transformer_xl", *words], env=environment, stdout=subprocess.PIPE, text=True
-            ) as process,
-        ):
+        command = [*launch, "-m", "transformer_xl", *words]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None, "it is a pipe"
             for line in process.stdout:
                 lines.append(line)
@@ -170,16 +165,6 @@ class Study:
     def measured(self, words: Sequence[str]) -> Any:
         """The JSON object that a command of `txl` prints with `--json`."""
         return json.loads(self.txl([*words, "--json"]).splitlines()[-1])
-
-
-@contextmanager
-def going_on() -> Iterator[None]:
-    """Say after an interruption how a table goes on."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        interrupt.add_note("The same command of txl paper goes on.")
-        raise
 
 
 def result_of(folder: Path) -> Result:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..analysis.attention import TERMS
-from ..config.settings import Lengths, RunConfig
+from ..config.settings import RunConfig
 from ..data.corpus import Split
 from ..data.loader import Segment
 from ..data.vocab import Vocab
@@ -135,16 +135,12 @@ def memory_costs(loaded: LoadedModel, split: Split, precision: str) -> list[Cost
     how = replace(config.eval, batch_size=streams, max_tokens=TARGETS)
     costs = []
     for size in sizes:
-        lengths = at_memory(config.eval_lengths, size)
+        attn_len = config.eval_lengths.attn_len  # dropped where it needs a longer memory, as in `txl eval`
+        attn_len = attn_len if attn_len and attn_len <= size + 1 else None
+        lengths = replace(config.eval_lengths, mem_len=size, attn_len=attn_len)
         result = score_split(loaded, split, lengths, how, precision=precision)
         costs.append(Cost(mem_len=size, loss=result.loss, targets=result.targets))
     return costs
-
-
-def at_memory(lengths: Lengths, mem_len: int) -> Lengths:
-    """`lengths` with another memory. An `attn_len` that needs a longer memory is dropped, as in `txl eval`."""
-    attn_len = lengths.attn_len
-    return replace(lengths, mem_len=mem_len, attn_len=attn_len if attn_len and attn_len <= mem_len + 1 else None)
 
 
 def passage(loaded: LoadedModel, split: Split, precision: str) -> Passage:

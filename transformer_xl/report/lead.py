@@ -43,22 +43,18 @@ def memory_chart(runs: Known) -> Chart | None:
 
 
 def memory_table(runs: Known) -> Table:
-    """The cost of all runs by memory length."""
-    rows = [row for _, record, figures in runs for row in _cost_rows(record, figures)]
+    """The cost of all runs by memory length, with the places where a run uses it."""
+    rows = []
+    for _, record, figures in runs:
+        config, first = record.config, figures["costs"][0]
+        uses = {"training": config.train.mem_len, config.eval.split: config.eval_lengths.mem_len}
+        for cost in figures["costs"]:
+            name = f"{cost['mem_len']:,}" if cost["mem_len"] else "none"
+            if used := ", ".join(word for word, size in uses.items() if size == cost["mem_len"]):
+                name = f"{name} ({used})"
+            saved = UNKNOWN if cost is first else f"{first['loss'] - cost['loss']:.4f}"
+            rows.append([record.name, name, loss_text(record, cost["loss"]), saved, f"{cost['targets']:,}"])
     return Table(["run", "memory", "cost", "nats saved", "targets"], rows, words=2)
-
-
-def _cost_rows(record: Record, figures: Figures) -> Iterator[Sequence[str]]:
-    """A row for each memory length, with the places where the run uses it."""
-    config = record.config
-    uses = {"training": config.train.mem_len, config.eval.split: config.eval_lengths.mem_len}
-    first = figures["costs"][0]["loss"]
-    for cost in figures["costs"]:
-        name = f"{cost['mem_len']:,}" if cost["mem_len"] else "none"
-        if used := ", ".join(word for word, size in uses.items() if size == cost["mem_len"]):
-            name = f"{name} ({used})"
-        saved = f"{first - cost['loss']:.4f}" if cost is not figures["costs"][0] else UNKNOWN
-        yield [record.name, name, loss_text(record, cost["loss"]), saved, f"{cost['targets']:,}"]
 
 
 def heading(record: Record, split: str, passage: Passage) -> str:

@@ -77,7 +77,7 @@ def page(records: Sequence[Record]) -> str:
         evaluations=evaluations(records),
         paper=beside_paper(records),
         pictures=[
-            (f"{record.name}: {path.parent.name}/{path.stem}", _url(path))
+            (f"{record.name}: {path.parent.name}/{path.stem}", base64.b64encode(path.read_bytes()).decode())
             for record in records
             for path in record.pictures
         ],
@@ -111,7 +111,3 @@ def evaluations(records: Sequence[Record]) -> Table:
             rows.append([record.name, entry["split"], entry.get("step", UNKNOWN), *lengths, *figures])
     columns = ["run", "split", "step", *LENGTHS, "result", "loss", "bits/byte", "targets", "tokens/s"]
     return Table(columns, rows, words=2)
-
-
-def _url(picture: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"

@@ -125,14 +125,11 @@ def beside_paper(records: Sequence[Record]) -> dict[str, Table]:
     for name, exhibit in exhibits().items():
         if name.startswith("table") and runs.keys() & {*exhibit.rows()}:
             columns = [*exhibit.columns, *(f"paper: {what}" for what in exhibit.published), "this run"]
-            lines = [[*line.cells, *line.paper, _figures(runs.get(line.row, ()))] for line in exhibit.lines]
+            ours = {row: ", ".join(figure_of(run, run.test_entry) for run in found) for row, found in runs.items()}
+            lines = [[*line.cells, *line.paper, ours.get(line.row, UNKNOWN)] for line in exhibit.lines]
             title = f"{name.replace('-', ' ').capitalize()} of the paper: {exhibit.title}"
             tables[title] = Table(columns, lines, words=len(exhibit.columns))
     return tables
-
-
-def _figures(records: Sequence[Record]) -> str:
-    return ", ".join(figure_of(record, record.test_entry) for record in records) or UNKNOWN
 
 
 def settings(records: Sequence[Record]) -> Facts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -22,7 +23,7 @@ from .engine import Engine
 from .jobs import Ended, Event, Failed, Job, Scored, Wrote, has_room
 from .requests import Completion, Limits, Refused, short
 from .scores import Delta, TokenScores, as_json, to_json, token_name
-from .sessions import Past, Sessions, new_id, reach_of, shorter_memory
+from .sessions import Past, Sessions, reach_of, shorter_memory
 
 FEW = 4
 """With fewer texts each token is sent at once. To send costs about as much as to write a token, whatever is sent."""
@@ -111,12 +112,6 @@ class Service:
             )
         self.held[client] += values
 
-    def let_go(self, client: str, values: int) -> None:
-        """Forget the values of an answer that was sent."""
-        self.held[client] -= values
-        if not self.held[client]:
-            del self.held[client]
-
     def _past(self, asked: Completion, owner: str) -> Past | None:
         if asked.previous_response_id is None:
             return None
@@ -166,15 +161,6 @@ class Service:
             raise Refused(400, f"prompt must be at most {most:,} tokens in all, got {read:,}.", "prompt")
 
 
-def bias_of(asked: dict[str, float], vocab: Vocab) -> tuple[tuple[int, float], ...]:
-    """The pairs of ids and numbers in `logit_bias`, in the order of ids. Raises `Refused` for what is no id."""
-    if not all(name.isascii() and name.isdecimal() and len(name) < 10 for name in asked):
-        raise Refused(400, "logit_bias must name token ids, as decimal numbers.", "logit_bias")
-    pairs = sorted((int(name), number) for name, number in asked.items())
-    check_ids([i for i, _ in pairs], vocab, "logit_bias")
-    return tuple(pairs)
-
-
 def check_ids(ids: list[int], vocab: Vocab, name: str) -> None:
     if max(ids, default=0) >= len(vocab):
         raise Refused(400, f"{name} must hold ids from 0 to {len(vocab) - 1:,}.", name)
@@ -205,7 +191,8 @@ class Answer:
         self.values: int = asked.values(len(prompts), read)
         self.written: int = 0
         """Tokens written so far."""
-        self.ids: list[str] = [new_id() for _ in prompts for _ in range(asked.n)]
+        self.ids: list[str] = [f"cmpl-{secrets.token_urlsafe(24)}" for _ in prompts for _ in range(asked.n)]
+        check_ids([*(asked.logit_bias or {})], service.vocab, "logit_bias")
         stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         sampling = Sampling(
             temperature=asked.temperature,
@@ -213,7 +200,7 @@ class Answer:
             top_p=asked.top_p,
             seed=asked.seed,
             stop=tuple(stops),
-            bias=bias_of(asked.logit_bias or {}, service.vocab),
+            bias=tuple(sorted((asked.logit_bias or {}).items())),
         )
         self.jobs: list[Job] = [
             Job(
@@ -256,7 +243,7 @@ class Answer:
         for job in self.jobs:
             job.cancelled = True
         self.jobs.clear()  # they hold states, and know this answer: a cycle, which Python would collect late
-        self.service.let_go(self.client, self.values)
+        self.service.held -= Counter({self.client: self.values})  # a client without values is dropped
         self.values = 0
 
     def abandon(self) -> None:

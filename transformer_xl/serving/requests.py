@@ -87,8 +87,11 @@ class Completion(BaseModel):
     """Go on after the text of this response, or of one of its choices, without reading it again."""
     store: bool = True
     """Keep what was read and written, so that `previous_response_id` can name it."""
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=300)] | None = None
-    """For token ids, as decimal numbers, what is added to their log-probabilities."""
+    logit_bias: Annotated[
+        dict[Token, Bias] | None,
+        Field(max_length=300, description="at most 300 token ids, each with a number from -100 to 100"),
+    ] = None
+    """What is added to the log-probabilities of these tokens."""
     user: str | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -76,7 +75,7 @@ class Sessions:
         self.seconds: float = seconds
         self.most_bytes: int = most_bytes
         self.nbytes: int = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._texts: dict[str, OrderedDict[tuple[str, str], Session]] = {}
         self._held: Counter[str] = Counter()
 
@@ -85,7 +84,7 @@ class Sessions:
             return sum(map(len, self._texts.values()))
 
     def add(self, name: str, past: Past, owner: str = "", client: str = "") -> None:
-        """Keep a text of `Past.to_keep` under an id of `new_id`, unless it alone is too large."""
+        """Keep a text of `Past.to_keep` under an id that nobody can guess, unless it alone is too large."""
         nbytes = max(past.nbytes, LEAST)
         with self._lock:
             if nbytes <= self.most_bytes:
@@ -93,12 +92,12 @@ class Sessions:
                 texts[owner, name] = Session(past, time.monotonic() + self.seconds, nbytes)
                 self._held[client] += nbytes
                 self.nbytes += nbytes
-            self._trim()
+            self.trim()
 
     def get(self, name: str, owner: str = "") -> Past | None:
         """The text of an id; None if there is none (any more) for this owner. Its time begins again."""
         with self._lock:
-            self._trim()
+            self.trim()
             for texts in self._texts.values():
                 if session := texts.pop((owner, name), None):
                     texts[owner, name] = session._replace(end=time.monotonic() + self.seconds)
@@ -106,18 +105,14 @@ class Sessions:
             return None
 
     def trim(self) -> None:
-        """Forget the texts whose time is over."""
+        """Forget the texts whose time is over: of each client, the order of use is also the order of the ends."""
         with self._lock:
-            self._trim()
-
-    def _trim(self) -> None:
-        """Of each client, the order of use is also the order of the ends."""
-        now = time.monotonic()
-        for client, texts in list(self._texts.items()):
-            while texts and next(iter(texts.values())).end <= now:
-                self._forget(client)
-        while self.nbytes > self.most_bytes:
-            self._forget(max(self._held, key=self._held.__getitem__))
+            now = time.monotonic()
+            for client, texts in list(self._texts.items()):
+                while texts and next(iter(texts.values())).end <= now:
+                    self._forget(client)
+            while self.nbytes > self.most_bytes:
+                self._forget(max(self._held, key=self._held.__getitem__))
 
     def _forget(self, client: str) -> None:
         """Forget the least recently used text of a client."""
@@ -126,8 +121,3 @@ class Sessions:
         self.nbytes -= session.nbytes
         if not self._texts[client]:
             del self._texts[client], self._held[client]
-
-
-def new_id() -> str:
-    """An id that nobody can guess."""
-    return f"cmpl-{secrets.token_urlsafe(24)}"
