@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from transformer_xl.evaluation.score import bits, figure, perplexity, tokens_per_second
+from transformer_xl.evaluation.score import bits, figure, perplexity
 from transformer_xl.run.metrics import Metrics
 from transformer_xl.train.loop import progress_text
 
@@ -70,11 +70,6 @@ def test_figures_by_hand():
     assert perplexity(1e4) == math.inf
     assert figure("word", math.log(8)) == ("ppl", pytest.approx(8))
     assert figure("byte", math.log(8)) == figure("char", math.log(8)) == ("bpc", pytest.approx(3))
-
-
-def test_speed_by_hand():
-    assert tokens_per_second(3000, 1.5) == 2000
-    assert tokens_per_second(3000, 0.0) == 0
 
 
 def test_a_line_of_figures_by_hand():

@@ -16,7 +16,7 @@ from torch import nn
 
 from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment
-from transformer_xl.ops.dropout import Dropout, locked_dropout, word_dropout
+from transformer_xl.ops.dropout import Dropout, word_dropout
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train.objective import Counts, Objective
 from transformer_xl.train.optim import Average
@@ -37,12 +37,12 @@ ALL = {
 @given(p=st.sampled_from([0.25, 0.5, 0.75]), seed=st.integers(0, 99))
 def test_a_locked_mask_is_the_same_at_all_positions(p, seed):
     torch.manual_seed(seed)
-    out = locked_dropout(torch.ones(3, 5, 7, 400), p)
+    out = Dropout(p, locked=True)(torch.ones(3, 5, 7, 400))
     assert torch.equal(out, out[:, :, :1].expand_as(out))
     assert out.unique().tolist() == pytest.approx([0, 1 / (1 - p)])
     assert out[:, :, 0].eq(0).double().mean().item() == pytest.approx(p, abs=0.035)  # 6,000 draws: five deviations
     assert not torch.equal(out[0], out[1])
-    assert torch.equal(locked_dropout(out, 0.0), out)
+    assert torch.equal(Dropout(0.0, locked=True)(out), out)
     assert torch.equal(Dropout(p, locked=True).eval()(out), out)
 
 

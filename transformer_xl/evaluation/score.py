@@ -241,8 +241,3 @@ def perplexity(nats: float) -> float:
 def figure(unit: str, loss: float) -> tuple[str, float]:
     """The name and value of a loss: ppl for words, byte pairs and ids, bpc for bytes and characters."""
     return ("ppl", perplexity(loss)) if unit in ("word", "bpe", "id") else ("bpc", bits(loss))
-
-
-def tokens_per_second(tokens: int, seconds: float) -> float:
-    """Throughput; 0 before any time has passed."""
-    return tokens / seconds if seconds > 0 else 0.0

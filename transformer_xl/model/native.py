@@ -60,7 +60,7 @@ class NativeStep:
         positions: Sequence[Positions],
         head: Callable[[Tensor], Tensor] | None,
     ):
-        from ..ops.native import make_step
+        from ..ops.native import kernels
 
         config, norm, softmax = backbone.config, backbone.final_norm, []
         if isinstance(head, AdaptiveSoftmax) and includes_head(backbone, head):
@@ -68,7 +68,7 @@ class NativeStep:
         layers = [_weights(layer, own) for layer, own in zip(backbone.layers, positions, strict=True)]
         final = [] if norm is None else [norm.weight, norm.bias]
         self.head: Callable[[Tensor], Tensor] | None = head
-        self.read: Callable[..., Tensor] = make_step(
+        self.read: Callable[..., Tensor] = kernels().make_step(
             layers, final, softmax, config.pre_lnorm, config.relu_output, config.layer_norm_epsilon
         )
 

@@ -39,27 +39,22 @@ PRIME, BASE = (1 << 31) - 1, 1_540_483_477
 class NgramEmbedding(nn.Module):
     """The vector of the n-grams that end at each token, and of their matches.
 
-    One table has the rows of all: `sizes` has the number for each n in `lengths`, then for each in `matches`.
+    One table has the rows of all: `ngram_sizes` has the number for each n in `ngrams`, then for each in `matches`. None
+    of them reaches over a `document_end`. Training leaves out a share `ngram_dropout` of the n-grams, not of matches.
     """
 
     def __init__(self, config: TransformerXLConfig):
         super().__init__()
-        self.lengths: tuple[int, ...] = config.ngrams
-        self.sizes: tuple[int, ...] = config.ngram_sizes
-        self.matches: tuple[int, ...] = config.matches
-        self.window: int = config.match_window
-        self.scale: float = config.input_scale
-        self.document_end: int | None = config.document_end
-        """The token that begins another document: no n-gram and no match reaches over it."""
-        self.dropout: float = config.ngram_dropout
-        """The share of n-grams, but not of matches, that training leaves out."""
-        self.table: nn.Embedding = nn.Embedding(sum(self.sizes), config.ngram_width)
-        self.projection: nn.Linear = nn.Linear(len(self.sizes) * config.ngram_width, config.d_model, bias=False)
+        self.config: TransformerXLConfig = config
+        sizes = config.ngram_sizes
+        self.table: nn.Embedding = nn.Embedding(sum(sizes), config.ngram_width)
+        self.projection: nn.Linear = nn.Linear(len(sizes) * config.ngram_width, config.d_model, bias=False)
 
     @property
     def reach(self) -> int:
         """The number of earlier tokens that the vector of one token needs."""
-        return max(*self.lengths, *(self.window + n for n in self.matches), 1) - 1
+        config = self.config
+        return max(*config.ngrams, *(config.match_window + n for n in config.matches), 1) - 1
 
     def add(self, x: Vectors, ids: Ids, memory: State, mem_len: int) -> tuple[Vectors, State]:
         """The embeddings `x` of these tokens plus the vectors of their n-grams, and `memory` with its next tokens."""
@@ -76,24 +71,22 @@ class NgramEmbedding(nn.Module):
     @torch.compiler.disable  # it cannot compile sparse gradients
     def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Vectors:
         """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
-        vectors = self.table(self.rows_of(tokens, count))
-        if self.training and self.dropout:
-            kept = F.dropout(vectors.new_ones(*vectors.shape[:-2], len(self.lengths)), self.dropout)
-            vectors = vectors * F.pad(kept, (0, len(self.matches)), value=1.0)[..., None]
-        return self.scale * self.projection(vectors.flatten(-2))
+        config, vectors = self.config, self.table(self.rows_of(tokens, count))
+        if self.training and config.ngram_dropout:
+            kept = F.dropout(vectors.new_ones(*vectors.shape[:-2], len(config.ngrams)), config.ngram_dropout)
+            vectors = vectors * F.pad(kept, (0, len(config.matches)), value=1.0)[..., None]
+        return config.input_scale * self.projection(vectors.flatten(-2))
 
     def rows_of(self, tokens: Int[Tensor, "B L"], count: int) -> Int[Tensor, "B T N"]:
         """Table rows for the last T = `count` tokens: for each token one of each n-gram, then one of each match."""
-        needed = count + self.reach
+        config, needed = self.config, count + self.reach
         codes = F.pad(tokens[:, -needed:] + 1, (max(needed - tokens.shape[1], 0), 0))
-        documents = None if self.document_end is None else (codes == self.document_end + 1).cumsum(1)
-        keys = _hashes(codes, documents, (*self.lengths, *self.matches))
-        found = [keys[n][:, -count:] for n in self.lengths]
-        found += [_followers(codes, documents, keys[n], n, self.window, count) for n in self.matches]
-        starts = accumulate((0, *self.sizes[:-1]))
-        return torch.stack(
-            [code % size + start for code, size, start in zip(found, self.sizes, starts, strict=True)], -1
-        )
+        documents = None if config.document_end is None else (codes == config.document_end + 1).cumsum(1)
+        keys = _hashes(codes, documents, (*config.ngrams, *config.matches))
+        found = [keys[n][:, -count:] for n in config.ngrams]
+        found += [_followers(codes, documents, keys[n], n, config.match_window, count) for n in config.matches]
+        sizes, starts = config.ngram_sizes, accumulate((0, *config.ngram_sizes[:-1]))
+        return torch.stack([code % size + start for code, size, start in zip(found, sizes, starts, strict=True)], -1)
 
     def last(self, tokens: Int[Tensor, "B L"], mem_len: int) -> Int[Tensor, "B N"]:
         """The last N tokens, which the next call needs. With `mem_len` 0 it begins without a past, and N is 0."""

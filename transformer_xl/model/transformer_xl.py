@@ -331,7 +331,7 @@ class TransformerXL(nn.Module):
         """From now on training leaves out this share of the n-grams (`model.ngram_dropout`)."""
         self.config = replace(self.config, ngram_dropout=share)
         if self.ngrams is not None:
-            self.ngrams.dropout = share
+            self.ngrams.config = self.config
 
     def training_nll(
         self, prediction: Prediction, targets: Int[Tensor, "B T"], progress: float

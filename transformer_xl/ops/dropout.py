@@ -47,13 +47,6 @@ class _MaskProduct(torch.autograd.Function):
         return _MaskProduct.apply(d_out, *ctx.saved_tensors, ctx.p), None, None
 
 
-def locked_dropout(x: Float[Tensor, "*batch T D"], p: float) -> Float[Tensor, "*batch T D"]:
-    """Dropout with one mask per row, the same at all positions (the last axis but one)."""
-    if p == 0:
-        return x
-    return x * dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), p)
-
-
 def word_dropout(
     x: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], p: float, vocab_size: int
 ) -> Float[Tensor, "B T D"]:
@@ -81,7 +74,7 @@ def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None 
 
 
 class Dropout(nn.Module):
-    """Applies `dropout` or `locked_dropout`, in training only."""
+    """`dropout` in training only; `locked`: one mask per row, the same at all positions (the last axis but one)."""
 
     def __init__(self, p: float, *, locked: bool = False):
         super().__init__()
@@ -89,9 +82,11 @@ class Dropout(nn.Module):
         self.locked: bool = locked
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        if not self.training:
+        if not self.training or not self.p:
             return x
-        return locked_dropout(x, self.p) if self.locked else dropout(x, self.p)
+        if self.locked:
+            return x * dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), self.p)
+        return dropout(x, self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, locked={self.locked}"

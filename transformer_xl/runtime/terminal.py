@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -123,7 +123,7 @@ def _report(stream: TextIO, line: str) -> None:
     stream.flush()
 
 
-class ProgressPrinter:
+class ProgressPrinter(AbstractContextManager["ProgressPrinter"]):
     """Prints the progress of a loop of steps: one line that is replaced on a terminal, new lines in a pipe.
 
     Use it in a `with` block. `stream` defaults to standard output; the lines also go to the file `log`.
@@ -133,9 +133,6 @@ class ProgressPrinter:
         self.stream: TextIO = sys.stdout if stream is None else stream
         self._log = None if log is None else Path(log)
         self._text, self._total, self._last = "", 0, 0.0
-
-    def __enter__(self) -> ProgressPrinter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         _report(self.stream, "")

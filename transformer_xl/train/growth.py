@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import log
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -13,24 +13,18 @@ from torch import Tensor
 
 from ..data.vocab import Vocab
 from ..model.transformer_xl import TransformerXL
-from ..run.parts import read_tensors, set_weights, weights
+from ..run.parts import weights
 
 NOISE = 0.1
 """Standard deviation of the noise on a new row, in units of that of the table."""
 
 
-def load_grown(model: TransformerXL, file: Path, vocab: Vocab) -> None:
-    """Copy the weights in `file`, which are of the vocabulary `vocab`, into a model of which it is the beginning.
+def grown(model: TransformerXL, stored: Mapping[str, Tensor], vocab: Vocab) -> dict[str, Tensor]:
+    """The stored weights, of the vocabulary `vocab`, with as many rows as those of the model, which begins with it.
 
     `<unk>` and the new tokens of its band share the probability that `<unk>` had, so that known tokens have the
     probabilities that they had, but for the noise. Weights of matches grow in each block of `ngrams.table`.
     """
-    stored = read_tensors(file)
-    set_weights(model, grown(model, stored, vocab), str(file))
-
-
-def grown(model: TransformerXL, stored: Mapping[str, Tensor], vocab: Vocab) -> dict[str, Tensor]:
-    """The stored weights with as many rows as those of the model."""
     more, last = model.config.vocab_size - len(vocab), max((0, *model.config.cutoffs))
     found = dict(stored)
     for name, value in weights(model).items():
@@ -38,10 +32,7 @@ def grown(model: TransformerXL, stored: Mapping[str, Tensor], vocab: Vocab) -> d
         if old is None or old.shape == value.shape or old.shape[1:] != value.shape[1:]:
             continue  # `set_weights` names what does not fit
         if name == "ngrams.table.weight":
-            sizes = (
-                *[model.config.ngram_rows] * len(model.config.ngrams),
-                *[len(vocab) + 1] * len(model.config.matches),
-            )
+            sizes = replace(model.config, vocab_size=len(vocab)).ngram_sizes
             blocks = [old[first:end] for first, end in pairwise(accumulate((0, *sizes)))]
             kept = len(model.config.ngrams)
             found[name] = torch.cat([*blocks[:kept], *(_more_rows(block, more, None) for block in blocks[kept:])])

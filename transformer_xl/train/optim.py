@@ -98,7 +98,7 @@ def learning_rate(step: int, config: TrainConfig, ratio: float = 1.0) -> float:
 class Muon(torch.optim.Muon):
     """Muon with all matrices of one shape in one batch: on a GPU a tenth of the kernels of `torch.optim.Muon`.
 
-    It shares the state of PyTorch's optimizer, with the adjustment "match_rms_adamw".
+    It shares the state of PyTorch's optimizer, with Nesterov's momentum and the adjustment "match_rms_adamw".
 
     It turns the momentum of each matrix into the nearest orthogonal one (Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon/), by products in bfloat16. On a CPU, where kernels cost nothing to
@@ -128,10 +128,8 @@ class Muon(torch.optim.Muon):
             gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
             buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
             torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])  # type: ignore[attr-defined]
-            updates = buffers
-            if group["nesterov"]:
-                updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # type: ignore[attr-defined]
-            wide = torch.stack([_wide(update) for update in updates])
+            updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # type: ignore[attr-defined]
+            wide = torch.stack([update.mT if _is_tall(update) else update for update in updates])
             wide = wide.bfloat16() if wide.is_cuda and torch.cuda.is_bf16_supported(False) else wide
             wide = orthogonal(wide, group["ns_coefficients"], group["ns_steps"], group["eps"]).to(matrices[0].dtype)
             tall = sum(map(_is_tall, matrices))  # these are the last
@@ -145,11 +143,6 @@ class Muon(torch.optim.Muon):
 def _cpu_has_bf16_products() -> bool:
     # PyTorch for Apple's processors has no oneDNN, and so not the operator that is asked.
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _wide(matrix: Tensor) -> Tensor:
-    """The matrix, or its transpose, with at least as many columns as rows."""
-    return matrix.mT if _is_tall(matrix) else matrix
 
 
 def _is_tall(matrix: Tensor) -> bool:

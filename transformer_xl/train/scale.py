@@ -28,11 +28,6 @@ class LossScale:
     """Steps since it last changed."""
 
     @classmethod
-    def of(cls, precision: str) -> LossScale:
-        """The scale at the start of a training in this precision: 1 where gradients have the range of fp32."""
-        return cls(FIRST_SCALE if precision == "fp16" else 1.0)
-
-    @classmethod
     def restored(cls, stored: Mapping[str, Any]) -> LossScale:
         """The scale that `asdict` made `stored` of; a `TypeError` or a `KeyError` if it is damaged."""
         value, steps = stored["value"], stored["steps"]

@@ -28,11 +28,12 @@ from ..model.transformer_xl import TransformerXL
 from ..ops.choice import build_native
 from ..run.checkpoint import load_config, load_model, load_vocab
 from ..run.folder import Run, find_checkpoint
+from ..run.parts import read_tensors, set_weights
 from ..runtime.device import resolve_device
 from ..runtime.files import refuse_odd_name
 from ..runtime.ranks import Ranks
 from .choices import choices, resolve_settings
-from .growth import load_grown
+from .growth import grown
 from .loop import fit
 from .step import Trainer
 from .trackers import Trackers, require_installed
@@ -110,7 +111,8 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     if source is not None:
         if not config.corpus.extend_vocab and config.corpus.name != load_config(source).corpus.name:
             _check_unknown(corpus)
-        load_grown(model, source / "model.safetensors", vocab or corpus.vocab)
+        file = source / "model.safetensors"
+        set_weights(model, grown(model, read_tensors(file), vocab or corpus.vocab), str(file))
     return Start(corpus, model, config, begun | {"chosen": chosen})
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from ..config.settings import TrainConfig
 from ..data.loader import Segment, StreamLoader
-from ..evaluation.score import figure, tokens_per_second
+from ..evaluation.score import device_of, figure, ratio
 from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.memory import Memory
@@ -33,7 +33,7 @@ from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, Average, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
 from .replay import Replay, forward_backward
-from .scale import LossScale, unscale, zero_if_finite
+from .scale import FIRST_SCALE, LossScale, unscale, zero_if_finite
 from .writer import Snapshot
 
 MOST_SKIPPED = 10
@@ -89,7 +89,7 @@ def train_step(
         scale: the gradient of this times the loss is computed, and divided by it; see `LossScale`.
     """
     ranks, objective = ranks or Ranks(), objective or objective_of(model, config)
-    device, mine = _device(model), ranks.rows(len(segment.ids))
+    device, mine = device_of(model), ranks.rows(len(segment.ids))
     learned = trained_targets(segment.targets, config.loss)
     ids, targets = segment.ids[mine].to(device), learned[mine].to(device)
     size = len(ids) // config.batch_chunk
@@ -138,20 +138,9 @@ def trained_targets(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"
     return targets.where(recent, -1)
 
 
-def _parts(memory: Memory) -> dict[str, Tensor]:
-    """The tensors of a memory by their names in a checkpoint."""
-    parts = {str(i): layer for i, layer in enumerate(memory.layers)}
-    more = {"valid": memory.valid, "tokens": memory.tokens}
-    return parts | {name: value for name, value in more.items() if value is not None}
-
-
 def _finite(tensor: Tensor) -> bool:
     own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return bool(own.isfinite().all())
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 @dataclass
@@ -180,10 +169,9 @@ class Pace:
 
     def entry(self, unit: str) -> dict[str, float]:
         """Averages for the metrics file."""
-        loss = self.nats / self.targets if self.targets else math.nan
+        loss = ratio(self.nats, self.targets)
         name, value = figure(unit, loss)
-        norm = self.grad_norm / self.steps if self.steps else math.nan
-        speed = tokens_per_second(self.targets, self.seconds)
+        norm, speed = ratio(self.grad_norm, self.steps), ratio(self.targets, self.seconds)
         skipped = {"skipped": self.skipped, "overflows": self.overflows}
         return {"loss": loss, name: value, "grad_norm": norm, **skipped, "tokens_per_second": speed}
 
@@ -209,14 +197,14 @@ class Trainer:
         if self.config.cuda_graph and self.ranks.size > 1:
             raise Mistake("train.cuda_graph must be false with several ranks. Leave it out.")
         if self.model.ngrams is not None:  # NCCL does not add sparse gradients
-            kind = _device(self.model).type  # Apple's GPU has no sparse gradients
+            kind = device_of(self.model).type  # Apple's GPU has no sparse gradients
             self.model.ngrams.table.sparse = kind == "cpu" or (kind == "cuda" and self.ranks.size == 1)
         objective = objective_of(self.model, self.config)
         self.objective: nn.Module = parallelise(
             objective, self.config.parallel, self.ranks, compiled=self.config.compile
         )
         self.run: Callable[..., tuple[Tensor, Memory]] = Replay() if self.config.cuda_graph else forward_backward
-        self.scale: LossScale = LossScale.of(self.config.precision)
+        self.scale: LossScale = LossScale(FIRST_SCALE if self.config.precision == "fp16" else 1.0)
         self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.config)
         self.short_segments: StreamLoader = self.loader.short() if self.config.short_share else self.loader
         self.memory: Memory = self._empty_memory(self.config.at(0))
@@ -230,7 +218,7 @@ class Trainer:
         to call this."""
         if self.ranks.size == 1 or self.config.parallel == "ddp":
             return self.model
-        device = _device(self.model)
+        device = device_of(self.model)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             copy = build_model(self.model.config, backend=self.config.backend)
         set_weights(copy, {k: whole(v) for k, v in weights(self.model).items()}, "the sharded model")
@@ -297,7 +285,9 @@ class Trainer:
         scalars: dict[str, Any] = {"seconds": self.seconds, "skipped": self.skipped, "pace": asdict(self.pace)}
         scalars["scale"] = asdict(self.scale)
         tensors: dict[str, Tensor] = {}
-        for name, part in _parts(self.memory).items():
+        more = {"valid": self.memory.valid, "tokens": self.memory.tokens}
+        named = {str(i): layer for i, layer in enumerate(self.memory.layers)}
+        for name, part in (named | {name: value for name, value in more.items() if value is not None}).items():
             tensors[f"memory.{name}"] = torch.cat(self.ranks.gather(part)).cpu()
         moments = {weight: kinds for optimizer in self.optimizers for weight, kinds in optimizer.state.items()}
         for name, weight in self.model.named_parameters():
@@ -307,9 +297,9 @@ class Trainer:
                 scalars["averaged"] = self.average.count
             tensors |= {key: take(key, value) for key, value in state.items() if value is not None}
         states = {"cpu": torch.get_rng_state()}
-        if _device(self.model).type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(_device(self.model))
-        elif _device(self.model).type == "mps":
+        if device_of(self.model).type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(device_of(self.model))
+        elif device_of(self.model).type == "mps":
             states["mps"] = torch.mps.get_rng_state()
         for kind, own in states.items():
             tensors |= {f"random.{rank}.{kind}": state for rank, state in enumerate(self.ranks.gather(own))}
@@ -340,7 +330,7 @@ class Trainer:
         for entry, value in state.tensors.items():
             kind, _, name = entry.partition(".")
             if kind == "memory":
-                memory[name] = value[self.ranks.rows(len(value))].to(_device(self.model), copy=True)
+                memory[name] = value[self.ranks.rows(len(value))].to(device_of(self.model), copy=True)
             elif kind == "live":
                 weights[name].copy_(value)
             elif kind == "optimizer":
@@ -364,7 +354,7 @@ class Trainer:
             torch.manual_seed((self.config.seed + 1_000_003 * self.step + self.ranks.rank) % 2**63)
             return
         torch.set_rng_state(saved[f"random.{self.ranks.rank}.cpu"])
-        if (cuda := saved.get(f"random.{self.ranks.rank}.cuda")) is not None and _device(self.model).type == "cuda":
-            torch.cuda.set_rng_state(cuda, _device(self.model))
-        if (mps := saved.get(f"random.{self.ranks.rank}.mps")) is not None and _device(self.model).type == "mps":
+        if (cuda := saved.get(f"random.{self.ranks.rank}.cuda")) is not None and device_of(self.model).type == "cuda":
+            torch.cuda.set_rng_state(cuda, device_of(self.model))
+        if (mps := saved.get(f"random.{self.ranks.rank}.mps")) is not None and device_of(self.model).type == "mps":
             torch.mps.set_rng_state(mps)

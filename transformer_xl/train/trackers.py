@@ -12,6 +12,7 @@ import os
 import textwrap
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
@@ -34,15 +35,12 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-class Trackers:
+class Trackers(AbstractContextManager["Trackers"]):
     """All trackers of a run, closed at the end of a `with`. `warn` is called with a line for each that fails."""
 
     def __init__(self, trackers: Mapping[str, Tracker] | None = None, warn: Callable[[str], None] = print):
         self._on = dict(trackers or {})
         self._warn = warn
-
-    def __enter__(self) -> Trackers:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._each(lambda tracker: tracker.close())

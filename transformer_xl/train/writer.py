@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from threading import Thread
 
 import torch
@@ -33,7 +34,7 @@ class Snapshot:
         return copy.copy_(full)
 
 
-class BackgroundWriter:
+class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
     """Does one piece of work at a time in a thread. The next call from training raises its exceptions.
 
     Use it in a `with`: on an error it waits for the work. On a second signal it does not wait; the next run
@@ -44,9 +45,6 @@ class BackgroundWriter:
         self._snapshot = Snapshot(kept)
         self._work: Future[object] | None = None
         self._thread: Thread = Thread()
-
-    def __enter__(self) -> BackgroundWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is None:

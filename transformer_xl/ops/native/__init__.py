@@ -116,7 +116,7 @@ def _is_private(group: int) -> bool:
     return found.gr_name == user and set(found.gr_mem) <= {user}
 
 
-def _kernels() -> ModuleType:
+def kernels() -> ModuleType:
     module, reason = _module(library())
     assert module is not None, reason
     return module
@@ -176,17 +176,12 @@ def _compile(compiler: str, path: Path) -> None:
         built.replace(path)
 
 
-def make_step(*arguments: object) -> Callable[..., Tensor]:
-    """See `model.native.native_step`, which gives the weights."""
-    return _kernels().make_step(*arguments)
-
-
 class _NativeAttention(torch.autograd.Function):
     """The kernels as an autograd function. First derivatives only."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        out, lse = _kernels().forward(True, *arguments)
+        out, lse = kernels().forward(True, *arguments)
         ctx.save_for_backward(out, lse, *arguments[:8])
         ctx.options = arguments[8:]
         return out
@@ -194,7 +189,7 @@ class _NativeAttention(torch.autograd.Function):
     @staticmethod
     @first_derivative
     def backward(ctx, d_out: Tensor):
-        gradients = _kernels().backward(d_out, *ctx.saved_tensors, *ctx.options)
+        gradients = kernels().backward(d_out, *ctx.saved_tensors, *ctx.options)
         return *gradients, *[None] * 7
 
 
@@ -209,4 +204,4 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     arguments = *tensors, first, until, mask.window(S), mask.ahead, scale, dropout_p, seed
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return _NativeAttention.apply(*arguments)
-    return _kernels().forward(False, *arguments)[0]
+    return kernels().forward(False, *arguments)[0]
