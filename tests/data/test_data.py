@@ -28,7 +28,7 @@ from server import serving
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data import reading
-from transformer_xl.data.bpe import BytePairs, train_bpe
+from transformer_xl.data.bpe import train_bpe
 from transformer_xl.data.corpora.download import DownloadSource
 from transformer_xl.data.corpora.preparing import prepare
 from transformer_xl.data.corpora.published import DATASETS, SPLITS, Dataset, Package, Protocol, SplitCounts
@@ -36,6 +36,7 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
+from transformer_xl.data.subwords import Subwords
 from transformer_xl.data.texts import read_splits
 from transformer_xl.data.vocab import EOS, UNK, Newlines, Vocab
 from transformer_xl.mistake import Mistake
@@ -933,7 +934,7 @@ class TestVocabFile:
             open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="word", vocab=str(tmp_path / "none.txt")))
 
 
-class TestBytePairs:
+class TestPairs:
     TEXT = "the cat sat\n  on the mat, été 中文\n\n" * 40
 
     def test_text_is_restored_and_frequent_pairs_come_first(self, tmp_path: Path) -> None:
@@ -958,7 +959,7 @@ class TestBytePairs:
         (tmp_path / "text").write_text(self.TEXT)
         config = CorpusConfig(name=str(tmp_path / "text"), unit="bpe", vocab=str(tmp_path / "tokenizer.json"))
         corpus = open_corpus(config)
-        assert corpus.vocab.symbols == BytePairs(tokenizer).symbols
+        assert corpus.vocab.symbols == Subwords(tokenizer).symbols
         assert corpus.vocab.decode(corpus.vocab.encode("a\ud800b")) == "a\ufffd\ufffd\ufffdb"
         with pytest.raises(ValueError, match=r"for byte pairs the tokenizer"):
             Vocab.from_json({"unit": "bpe", "newlines": "keep", "symbols": ["a"]})

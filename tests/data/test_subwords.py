@@ -16,9 +16,8 @@ from tiny_runs import TINY, refused  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers  # noqa: E402
 
 from transformer_xl.commands.main import main  # noqa: E402
-from transformer_xl.data.bpe import BytePairs  # noqa: E402
 from transformer_xl.data.reading import pieces  # noqa: E402
-from transformer_xl.data.subwords import Subwords, load_subwords  # noqa: E402
+from transformer_xl.data.subwords import Subwords  # noqa: E402
 from transformer_xl.data.vocab import Vocab  # noqa: E402
 from transformer_xl.run.folder import Run  # noqa: E402
 
@@ -107,8 +106,7 @@ def kind(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 def test_ids_are_the_librarys_and_decode_to_its_text(kind: tuple[str, dict[str, Any]]) -> None:
     name, content = kind
-    ours, theirs = load_subwords(json.dumps(content)), Tokenizer.from_str(json.dumps(content))
-    assert isinstance(ours, Subwords)
+    ours, theirs = Subwords(json.dumps(content)), Tokenizer.from_str(json.dumps(content))
     assert ours.symbols == tuple(theirs.id_to_token(i) for i in range(theirs.get_vocab_size()))
     for text in (TEXT, "The mat", "Caf\u00e9s move.\n", "unknown zebras \U0001f600 too"):
         ids = ours.encode(text)
@@ -122,14 +120,14 @@ def test_ids_are_the_librarys_and_decode_to_its_text(kind: tuple[str, dict[str, 
 
 def test_what_it_loses_is_said(kind: tuple[str, dict[str, Any]]) -> None:
     name, content = kind
-    ours, lost = load_subwords(json.dumps(content)), KINDS[name][1]
+    ours, lost = Subwords(json.dumps(content)), KINDS[name][1]
     assert lost <= set(ours.lost), ours.lost
     if not lost:
         assert not ours.lost and Vocab.of_tokenizer(json.dumps(content)).lost == ""
 
 
 def test_it_does_not_matter_where_a_text_is_cut(kind: tuple[str, dict[str, Any]]) -> None:
-    ours = load_subwords(json.dumps(kind[1]))
+    ours = Subwords(json.dumps(kind[1]))
     text = TEXT.replace("\n", " ") * 600
     ids = [ours.encode(piece.decode()) for piece in pieces(text.encode(), "bpe", 5000)]
     assert len(ids) > 5
@@ -141,7 +139,7 @@ def test_it_does_not_matter_where_a_text_is_cut(kind: tuple[str, dict[str, Any]]
 def test_exact_byte_pairs_stay_exact() -> None:
     content = normalising()
     content["normalizer"] = None
-    assert isinstance(load_subwords(json.dumps(content)), BytePairs)
+    assert not Subwords(json.dumps(content)).lost
 
 
 @pytest.mark.parametrize(
@@ -182,6 +180,6 @@ def test_a_model_of_such_tokens_is_trained_scored_and_writes(
 
 
 def test_no_character_is_lost_where_a_text_has_no_border() -> None:
-    ours, text = load_subwords(json.dumps(llama())), "bcat" * 9000
+    ours, text = Subwords(json.dumps(llama())), "bcat" * 9000
     written = b"".join(ours.token_bytes[i] for i in ours.encode(text)).decode()
     assert written.replace(" ", "") == text and written.count(" ") <= 4

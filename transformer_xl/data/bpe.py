@@ -1,9 +1,8 @@
 """Byte-level byte-pair encoding: convert any text to ids of subwords, and back to the same bytes.
 
-A tokenizer is JSON of the `tokenizers` library, made by `train_bpe` or of the same kind as GPT-2's. `BytePairs` accepts
-only tokenizers that restore every text exactly and whose ids do not change if the text is cut at a border: between
-words, after a printable ASCII character and before a space and a letter. Text without borders is cut every 16 KB,
-between characters.
+A tokenizer is JSON of the `tokenizers` library, made by `train_bpe` or another program; `subwords` encodes with it. The
+ids of one made here do not change if the text is cut at a border: between words, after a printable ASCII character and
+before a space and a letter. Text without borders is cut every 16 KB, between characters.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 130 bytes of memory for each byte of text without one, such as Chinese or DNA."""
 _LARGEST_ID = 1 << 24
 """Limit on ids. The library allocates memory for all ids up to the largest, and aborts if that fails."""
-_PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
-_KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
-"""Pre-tokenizers that keep every character unless their behavior is "Removed"."""
 
 
 def _byte_characters() -> dict[str, int]:
@@ -69,51 +65,6 @@ def train_bpe(texts: Iterable[str], size: int, whole: Sequence[str] = ()) -> str
             (part for text in texts for piece in slices(text.encode()) for part in _parts(piece)), trainer
         )
     return tokenizer.to_str()
-
-
-class BytePairs:
-    """Encodes text with a tokenizer that is given as JSON."""
-
-    symbols: tuple[str, ...]
-    """The tokens by id, as the tokenizer writes them."""
-    token_bytes: tuple[bytes, ...]
-    """The exact bytes of each token, by id. The joined bytes of a text's ids are the text."""
-    unk: int | None = None
-    lost: Sequence[str] = ()
-    """What a text loses: nothing."""
-
-    def __init__(self, content: str):
-        """Load the tokenizer.
-
-        Raises:
-            ValueError: it does not restore every text exactly; the error lists every reason.
-        """
-        self._tokenizer = load_tokenizer(content)
-        settings, ids = json.loads(self._tokenizer.to_str()), self._tokenizer.get_vocab()
-        added = {token["content"] for token in settings["added_tokens"]}
-        problems = _problems(settings, ids, added)
-        self.symbols = tuple(sorted(ids, key=ids.__getitem__))
-        self.token_bytes = tuple(
-            symbol.encode() if symbol in added else bytes_of(symbol) or b"" for symbol in self.symbols
-        )
-        if problems or (problems := self._probe()):
-            raise Mistake(
-                f"The tokenizer must be byte-level BPE that gives back every text exactly, but {'; '.join(problems)}. "
-                "Name another tokenizer, or train one."
-            )
-
-    def encode(self, text: str) -> Int32[np.ndarray, " T"]:
-        """Ids of `text`, which must have no lone surrogates."""
-        return np.concatenate([np.empty(0, np.int32), *encoded(self._tokenizer, slices(text.encode()))])
-
-    def _probe(self) -> list[str]:
-        """Problems found by encoding a text with every kind of character."""
-        with _library_errors():
-            parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
-        if not {match.start() for match in BORDER.finditer(_PROBE)} <= {start for _, (start, _) in parts}:
-            return ["its pre-tokenizer does not separate words before a space"]
-        changed = b"".join(self.token_bytes[i] for i in self.encode(_PROBE)) != _PROBE.encode()
-        return ["it changes a text"] if changed else []
 
 
 def renumber(content: str, order: Sequence[int]) -> str:
@@ -216,36 +167,6 @@ def _checked_number(number: str) -> int:
     if len(number) > 8 or int(number) > _LARGEST_ID:
         raise Mistake(f"it has the number {number[:20]}, and ids are at most {_LARGEST_ID:,}")
     return int(number)
-
-
-def _problems(settings: dict[str, Any], ids: dict[str, int], added: set[str]) -> list[str]:
-    """What is wrong with a tokenizer: settings with which some text is not restored, or is not cut between words."""
-    model: dict[str, Any] = settings["model"]
-    parting: dict[str, Any] = settings["pre_tokenizer"] or {"type": None}
-    tokens: list[dict[str, Any]] = settings["added_tokens"]
-    steps = parting["pretokenizers"] if parting["type"] == "Sequence" else [parting]
-    loses = [
-        s for s in steps if s["type"] not in _KEEPING or s.get("behavior") == "Removed" or s.get("add_prefix_space")
-    ]
-    around = [(settings[name] or {"type": None})["type"] for name in ("decoder", "post_processor")]
-    plain = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    sound = {
-        f"its model is {model['type']}": model["type"] == "BPE",
-        f"its model has {' or '.join(plain)}": not any(model.get(name) for name in plain),
-        "it has a normalizer, truncation or padding": not any(
-            settings[name] for name in ("normalizer", "truncation", "padding")
-        ),
-        f"its pre-tokenizer is {loses[:1]}": not loses,
-        "its pre-tokenizer must be ByteLevel once": [s["type"] for s in steps].count("ByteLevel") == 1,
-        f"its decoder and post_processor are {around}": around in (["ByteLevel", None], ["ByteLevel", "ByteLevel"]),
-        "an added token includes the white space around it": not any(t["lstrip"] or t["rstrip"] for t in tokens),
-        "an added token has a space between words": not any(BORDER.search(text + "a") for text in added),
-        "an added token reads as other bytes too": all(bytes_of(text) in (None, text.encode()) for text in added),
-        "its ids are not 0, 1, 2 and so on": sorted(ids.values()) == list(range(len(ids))),
-        "it lacks some of the 256 bytes": ids.keys() >= _CHARACTERS.keys(),
-        "a token is no sequence of bytes": all(bytes_of(symbol) is not None for symbol in ids.keys() - added),
-    }
-    return [problem for problem, is_sound in sound.items() if not is_sound]
 
 
 def bytes_of(symbol: str) -> bytes | None:

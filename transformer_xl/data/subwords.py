@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from ..mistake import Mistake
-from .bpe import BORDER, BytePairs, bytes_of, encoded, load_tokenizer, slices
+from .bpe import BORDER, bytes_of, encoded, load_tokenizer, slices
 
 _WORD = "a"
 """What stands before a token, or a part of a text, that is not the first."""
@@ -35,7 +35,13 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Subwords:
-    """Encodes text with a tokenizer that is given as JSON. It has the attributes of `BytePairs`."""
+    """Encodes text with a tokenizer that is given as JSON."""
+
+    symbols: tuple[str, ...]
+    """The tokens by id, as the tokenizer writes them."""
+    token_bytes: tuple[bytes, ...]
+    """The bytes of each token, by id. The joined bytes of a text's ids are the text, but for what is `lost`."""
+    unk: int | None
 
     def __init__(self, content: str):
         """Load the tokenizer.
@@ -48,15 +54,17 @@ class Subwords:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         settings, ids = json.loads(self._tokenizer.to_str()), self._tokenizer.get_vocab()
-        self.symbols: tuple[str, ...] = tuple(sorted(ids, key=ids.__getitem__))
+        self.symbols = tuple(sorted(ids, key=ids.__getitem__))
         _require(sorted(ids.values()) == list(range(len(ids))), "its ids are not 0, 1, 2 and so on")
         _require(not settings["model"].get("dropout"), "it is random (dropout)")
         added = [token["content"] for token in settings["added_tokens"]]
         _require(not any(BORDER.search(text + "a") for text in added), "an added token has a space between words")
         self._word: list[int] = self._plain(_WORD).tolist()
-        self.token_bytes: tuple[bytes, ...] = tuple(self._bytes_added(settings))
+        self.token_bytes = tuple(self._bytes_added(settings))
         unknown = settings["model"].get("unk_token")
-        self.unk: int | None = settings["model"].get("unk_id") if unknown is None else ids.get(unknown)
+        self.unk = settings["model"].get("unk_id") if unknown is None else ids.get(unknown)
+        if {bytes([byte]) for byte in range(256)} <= set(self.token_bytes):
+            self.unk = None  # no byte is unknown
         self._anchored: bool = False
         """Whether a part of a text is encoded after a word, because the tokenizer adds a space to what is first."""
         self._anchored = self._cuts_change_tokens()
@@ -103,27 +111,17 @@ class Subwords:
         """The bytes of each token, by id."""
         added = {token["content"] for token in settings["added_tokens"]}
         decoder = json.dumps(settings["decoder"])
+        if '"ByteLevel"' in decoder:
+            yield from (symbol.encode() if symbol in added else bytes_of(symbol) or b"" for symbol in self.symbols)
+            return
         before = self._tokenizer.decode(self._word, skip_special_tokens=False)
         pairs = [[*self._word, i] for i in range(len(self.symbols))]
         texts = self._tokenizer.decode_batch(pairs, skip_special_tokens=False)
         for symbol, text in zip(self.symbols, texts, strict=True):
             byte = _BYTE.fullmatch(symbol) if '"ByteFallback"' in decoder else None
-            if byte:
-                yield bytes.fromhex(byte[1])
-            elif '"ByteLevel"' in decoder:
-                yield symbol.encode() if symbol in added else bytes_of(symbol) or b""
-            else:
-                yield text.removeprefix(before).encode()
+            yield bytes.fromhex(byte[1]) if byte else text.removeprefix(before).encode()
 
 
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise Mistake(f"The tokenizer must decode what it encodes, but {otherwise}. Name another one, or train one.")
-
-
-def load_subwords(content: str) -> BytePairs | Subwords:
-    """The tokenizer of a `tokenizer.json`: exact byte pairs if it is of this kind."""
-    try:
-        return BytePairs(content)
-    except Mistake:
-        return Subwords(content)

@@ -22,8 +22,7 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from ..mistake import Mistake
-from .bpe import BytePairs
-from .subwords import Subwords, load_subwords
+from .subwords import Subwords
 from .words import listed_words
 
 Unit = Literal["byte", "char", "word", "bpe", "id"]
@@ -99,7 +98,7 @@ class Vocab:
     @classmethod
     def of_tokenizer(cls, content: str, newlines: Newlines = "keep") -> Vocab:
         """The tokens of a `tokenizer.json`, with its ids. `Subwords` refuses some tokenizers."""
-        return cls("bpe", load_subwords(content).symbols, newlines, json.dumps(json.loads(content)))
+        return cls("bpe", Subwords(content).symbols, newlines, json.dumps(json.loads(content)))
 
     @classmethod
     def read(cls, content: bytes, file: str, *, unit: Unit = "word", newlines: Newlines = "keep") -> Vocab:
@@ -313,8 +312,8 @@ class Vocab:
         return {symbol: i for i, symbol in enumerate(self.symbols)}
 
     @cached_property
-    def _pairs(self) -> BytePairs | Subwords:
-        pairs = load_subwords(self.tokenizer)
+    def _pairs(self) -> Subwords:
+        pairs = Subwords(self.tokenizer)
         if pairs.symbols != self.symbols:
             raise Mistake("vocab.json must list the byte pairs of its tokenizer, and lists others; it is damaged.")
         return pairs
