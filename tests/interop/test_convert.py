@@ -164,5 +164,5 @@ def test_lengths_changed_after_an_export_are_used_and_damage_is_refused(tmp_path
         with pytest.raises(ValueError, match=r"config\.json"):
             read_model(tmp_path / "out", "huggingface")
     (tmp_path / "out" / "config.json").write_text("[" * 10**5)
-    with pytest.raises(ValueError, match=r"config\.json must be JSON"):
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
         read_model(tmp_path / "out", "huggingface")

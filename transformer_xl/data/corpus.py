@@ -21,9 +21,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from ..mistake import Mistake
-from ..runtime.files import digest_of, explain_write_error, remove_unfinished, wait_for, whole_folder
+from ..runtime.files import digest_of, explain_write_error, read_table, remove_unfinished, wait_for, whole_folder
 from .bpe import renumber, train_bpe
-from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
+from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage
 from .ids import document_starts, id_blocks
 from .reading import Text, documents, pieces
 from .vocab import Newlines, Unit, Vocab
@@ -83,7 +83,7 @@ class Corpus:
         """
         path = Path(path)
         header = Header.read(path / "corpus.json")
-        stored = read_table(path / "vocab.json")
+        stored = read_table(path / "vocab.json", PREPARE_AGAIN)
         with name_damage(path / "vocab.json"):
             vocab = Vocab.from_json(stored)
         theirs = (vocab.fingerprint, len(vocab), vocab.dtype.str, vocab.unit, vocab.newlines)

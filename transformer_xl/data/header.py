@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mistake import Mistake, shortened
-from ..runtime.files import plain_file
+from ..runtime.files import read_table
 from .vocab import Newlines, Unit
 
 SPLITS = ("train", "valid", "test")
@@ -60,7 +60,9 @@ class Header:
             FileNotFoundError: there is no such file.
             ValueError: it is damaged, or of another format or version.
         """
-        content = read_table(path)
+        if not path.exists():
+            raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.")
+        content = read_table(path, PREPARE_AGAIN)
         if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
             raise Mistake(f"{path} is not a {FORMAT} of version {VERSION}, the one this release reads. {PREPARE_AGAIN}")
         with name_damage(path):
@@ -80,22 +82,11 @@ def _seal(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_table(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a token store."""
-    with name_damage(path):
-        content = json.loads(plain_file(path).read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it must hold a table")
-    return content
-
-
 @contextmanager
 def name_damage(path: Path) -> Iterator[None]:
     """Turn an error in a file of a token store into a sentence that names the file."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.") from error
     except (ValueError, RecursionError) as error:
         raise Mistake(f"{path} is damaged: {shortened(str(error)).rstrip('.')}. {PREPARE_AGAIN}") from error
     except (TypeError, AttributeError, KeyError) as error:

@@ -14,8 +14,9 @@ from ..config.settings import Lengths, RunConfig, TransformerXLConfig
 from ..mistake import Mistake
 from ..run.checkpoint import config_of
 from ..run.parts import EXPORTED_VOCAB
+from ..runtime.files import read_table
 from .pickles import read_pickle
-from .source import Dialect, Source, is_state, read_json
+from .source import Dialect, Source, is_state
 from .vocabulary import read_vocabulary
 
 TENSORS, PICKLED = "model*.safetensors", "pytorch_model*.bin"
@@ -27,7 +28,7 @@ SCORE = "score.weight"
 
 def read_huggingface(path: Path) -> Source:
     """Read a model folder: config.json, safetensors or a pickled state dict, and the vocabulary."""
-    config = read_json(path / "config.json")
+    config = read_table(path / "config.json", "Get the whole folder.")
     kind = config.get("model_type", "transfo-xl" if "format" not in config else "a checkpoint of this package")
     source = Source(path, Dialect(zero_memory=True, clusters_reversed=False))
     if kind == OWN_TYPE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
+from ..runtime.files import read_table
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Source:
     def state_beside(self, folder: Path) -> None:
         """Add the hyper-parameters in the JSON files of a folder, including `corpus-info.json`."""
         for file in sorted(folder.glob("*.json")):
-            self.state(read_json(file))
+            self.state(read_table(file, "Get it again, or move it away."))
 
     def spelling(self, canonical: str) -> str:
         """The source's name of an array, or the original's name if it has none."""
@@ -95,20 +95,3 @@ def is_state(content: object) -> TypeGuard[Mapping[str, Tensor]]:
     if not isinstance(content, Mapping) or not content:
         return False
     return all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of another program.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is missing, or holds no JSON object.
-    """
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing. Get the whole folder.")
-    try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise Mistake(f"{file} must be JSON, and is damaged ({error}). Get it again, or move it away.") from error
-    if not isinstance(content, dict):
-        raise Mistake(f"{file} must hold a JSON object, and holds a {type(content).__name__}. Move it away.")
-    return content

@@ -9,8 +9,8 @@ from ..data.reading import read_file
 from ..data.vocab import EOS, LINE_ENDS, Vocab, is_text
 from ..data.words import listed_words
 from ..mistake import Mistake
+from ..runtime.files import read_table
 from .pickles import StandIn, read_pickle
-from .source import read_json
 
 _PICKLED = (".pt", ".pth", ".pkl", ".bin")
 _SPACE = frozenset(" \t\n\r")
@@ -29,7 +29,7 @@ def read_vocabulary(path: Path) -> Vocab:
     """
     if path.suffix == ".json":
         try:
-            return Vocab.from_json(read_json(path))
+            return Vocab.from_json(read_table(path, "Get it again."))
         except ValueError as error:
             raise Mistake(f"{path} is no vocabulary: {error}") from error
     if path.suffix in _PICKLED:

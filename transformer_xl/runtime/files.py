@@ -157,6 +157,8 @@ def read_table(path: Path, advice: str, **kinds: type) -> dict[str, Any]:
         for name, kind in kinds.items():
             if not isinstance(found.get(name, kind()), kind):
                 raise ValueError(f"its {name} must be of type {kind.__name__}")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} is missing. {advice}") from error
     except (ValueError, RecursionError) as error:
         raise Mistake(f"{path} is damaged ({shortened(str(error))}). {advice}") from error
     return found

@@ -29,10 +29,9 @@ from ...mistake import Mistake
 from ...model.transformer_xl import TransformerXL
 from ...run.checkpoint import LoadedModel
 from ...run.parts import EXPORTED_VOCAB, dimensions, write_json
-from ...runtime.files import whole_folder
+from ...runtime.files import read_table, whole_folder
 from ..huggingface import OWN_TYPE, SCORE, weights_of
 from ..reading import read_model
-from ..source import read_json
 from .modeling_transformer_xl import (
     TransformerXLForCausalLM,
     TransformerXLForSequenceClassification,
@@ -89,7 +88,7 @@ def read_classifier(folder: str | Path) -> TransformerXLForSequenceClassificatio
         Mistake: the folder has another model.
     """
     path = Path(folder)
-    stated = read_json(path / "config.json")
+    stated = read_table(path / "config.json", "Get the whole folder.")
     if stated.get("model_type") == OWN_TYPE:
         raise Mistake(f"{path} is of this package: AutoModelForSequenceClassification.from_pretrained loads it.")
     found = read_model(path, "huggingface")
