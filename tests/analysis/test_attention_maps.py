@@ -233,14 +233,6 @@ def test_attention_to_the_third_token_before_is_found():
     assert seen.top().sum(-1).tolist() == [[2]] * 3 and seen.top()[..., -4].all()
 
 
-def test_heads_are_ranked_by_mean_distance():
-    sums = np.zeros((5, 2, 2, 3))
-    sums[0] = [[[4, 0, 0], [0, 0, 4]], [[0, 4, 0], [2, 0, 2]]]
-    average = AverageAttention(sums, np.array([4.0, 4, 4]), 4, np.zeros((2, 2)), np.zeros((2, 2)))
-    assert average.widest(2) == [(0, 1), (1, 0)]
-    assert average.mean_distance.tolist() == [[0, 2], [1, 1]]
-
-
 @pytest.mark.parametrize(("position", "start"), [(1, 0), (4, 0), (30, 0), (30, 27)])
 def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, start: int):
     """Tokens that the layers cannot reach make no difference."""

@@ -134,15 +134,6 @@ def test_gains_of_going_back_follow_the_definition(losses):
     np.testing.assert_allclose(found.back[:, ::-1], 1 - np.exp(after - before), atol=1e-12)
 
 
-@given(losses=groups())
-@settings(deadline=None)
-def test_gains_of_going_back_are_zero_if_losses_only_fall(losses):
-    falls = np.sort(losses, axis=1)[:, ::-1]
-    found = measure(falls, CONTEXTS[: falls.shape[1]], 0.5, np.ones((1, falls.shape[2]), np.int64))
-    np.testing.assert_allclose(found.back, 0, atol=1e-12)
-    assert (found.net.tokens == found.length.tokens).all()
-
-
 def test_draws_take_whole_stretches_of_text():
     places = np.array([3, 5, 12, 19, 40])
     draws = draw(places, 10, seed=1, replicates=200)

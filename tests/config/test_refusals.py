@@ -95,6 +95,10 @@ REFUSALS = (
     "--model.positions 128 | --model.kind al-rfou --train.random-tgt-len",
     "--model.positions 128 | --model.kind al-rfou --train.clamp-len 3",
     "--model.kind al-rfou | --model.positions 5",
+    "--model.positions 5 | --model.kind al-rfou --train.clamp-len 3",
+    "--model.positions 3",
+    "--model.weight-drop 0.5",
+    "--model.kind vaswani --model.untie-r",
 )
 """At least one command line for each refusal, which names all of its options, or those after a bar."""
 

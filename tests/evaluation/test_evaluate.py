@@ -81,24 +81,6 @@ def test_the_sum_of_nats_equals_the_table(batch_size):
     assert math.isclose(result.nats, expected, rel_tol=1e-6)
 
 
-def test_memory_continues_and_a_reset_row_starts_fresh():
-    model = small_model(vocab_size=7)
-    text = torch.from_numpy(tokens(21).astype(np.int64))
-    halves = torch.stack([text[:10], text[10:20]]), torch.stack([text[1:11], text[11:21]])
-    parts = [(halves[0][:, :5], halves[1][:, :5]), (halves[0][:, 5:], halves[1][:, 5:])]
-    reset = torch.tensor([False, True])
-    nats = {}
-    for name, mark in {"on": None, "reset": reset}.items():
-        found: list[torch.Tensor] = []
-        segments = [Segment(*parts[0], torch.tensor([True, True])), Segment(*parts[1], mark)]
-        evaluate(model, segments, LENGTHS, dump=lambda _, nll, found=found: found.append(nll))
-        nats[name] = torch.cat(found, 1)
-    alone = model(parts[1][0][1:], parts[1][1][1:], None, LENGTHS)[0][0].detach()
-    assert torch.equal(nats["on"][:, :5], nats["reset"][:, :5]) and torch.equal(nats["on"][0], nats["reset"][0])
-    torch.testing.assert_close(nats["reset"][1, 5:], alone)
-    assert (nats["on"][1, 5:] - alone).abs().max() > 1e-3
-
-
 def test_sums_are_float64():
     result = evaluate(Given(), segments_of([[2**25], *[[1]] * 9]), LENGTHS)
     assert result.nats == 2**25 + 9 and result.targets == 10
@@ -372,6 +354,7 @@ class TestRun:
             ({"sliding": 1, "attn_len": (3,)}, "--sliding reads windows without memory: leave out"),
             ({"dynamic_lr": 0.1}, "--dynamic-lr needs --dynamic sgd or rms"),
             ({"dynamic": "sgd", "dynamic_epsilon": 0.1}, "--dynamic-epsilon needs --dynamic rms"),
+            ({"dynamic": "rms", "dynamic_epsilon": 0.0}, "--dynamic-epsilon must be above 0"),
             ({"dynamic": "rms", "dynamic_lr": -1.0}, "--dynamic-lr must be at least 0, got -1.0"),
             ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ],

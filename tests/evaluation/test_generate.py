@@ -145,14 +145,6 @@ def test_sampling_refuses_invalid_settings(wrong, sentence):
         Sampling(**wrong)
 
 
-def test_greedy_ignores_the_seed_and_sampling_uses_it():
-    model = TableModel()
-    texts = [ids_of_rows(model, [prompt(4)], Sampling(temperature=0, seed=seed), 30) for seed in (1, 2)]
-    assert texts[0] == texts[1]
-    drawn = {seed: ids_of_rows(model, [prompt(4)], Sampling(seed=seed), 30) for seed in (1, 2)}
-    assert drawn[1] == ids_of_rows(model, [prompt(4)], Sampling(seed=1), 30) != drawn[2]
-
-
 def test_greedy_follows_the_table():
     model, first = TableModel(), prompt(4)
     (new,) = ids_of_rows(model, [first], GREEDY, 9)
@@ -339,17 +331,6 @@ def test_an_empty_prompt_without_line_ends_starts_after_the_most_frequent_token(
     vocab = Vocab.build("char", ["abracadabra\n"], newlines="drop")
     model = TableModel(len(vocab))
     assert generate(model, vocab, ["\n"], LENGTHS, GREEDY, 6) == generate(model, vocab, ["a"], LENGTHS, GREEDY, 6)
-
-
-def test_texts_of_a_batch_equal_each_prompt_alone():
-    model = small_model(vocab_size=len(CHARS))
-    prompts = ["the cat sat on a mat", "a", "", "cät"]
-    sampling = Sampling(seed=3, stop=("a",))
-    together = generate(model, CHARS, prompts, LENGTHS, sampling, 25)
-    for row, start in enumerate(prompts):
-        alone = Sampling(seed=3 + row, stop=("a",))
-        assert generate(model, CHARS, [start], LENGTHS, alone, 25) == [together[row]]
-    assert len({len(text) for text in together}) > 1, "rows should end at different times"
 
 
 def test_without_a_memory_each_token_depends_on_the_last_tgt_len_tokens():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,13 @@ from small_models import small_model
 
 from transformer_xl import (
     LanguageModel,
-    StreamLoader,
-    TransformerXL,
     TransformerXLConfig,
-    fit,
-    load_model,
-    open_corpus,
-    resolve_settings,
 )
-from transformer_xl.config.settings import CorpusConfig, RunConfig, TrainConfig
+from transformer_xl.config.settings import RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
-from transformer_xl.evaluation.score import evaluate
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
-from transformer_xl.run.checkpoint import save_checkpoint
 
 WORDS = Vocab("word", ("<eos>", "<unk>", "a", "bird", "sang", "twice"))
 CHARS = Vocab("char", ("\n", "a", "b", "é", "<unk>"))
@@ -112,8 +103,8 @@ def test_a_list_gives_what_each_text_gives(model: LanguageModel) -> None:
         np.testing.assert_allclose(*more, rtol=1e-9)
     for ours, theirs in zip(model.next_tokens(texts, count=3), map(model.next_tokens, texts), strict=True):
         assert [name for name, _ in ours] == [name for name, _ in theirs[:3]]
-    written = model.generate(texts, max_tokens=6, seed=5)
-    assert written == [model.generate(each, max_tokens=6, seed=5 + row) for row, each in enumerate(texts)]
+    written = model.generate(texts, max_tokens=6, seed=5, stop=("b",))
+    assert written == [model.generate(each, max_tokens=6, seed=5 + row, stop=("b",)) for row, each in enumerate(texts)]
     assert model.score([]) == [] and model.next_tokens([]) == [] and model.generate([]) == []
 
 
@@ -154,30 +145,6 @@ def test_a_text_is_read_at_the_lengths_that_were_asked_for():
         model.with_lengths(tgt_len=0)
     with pytest.raises(Mistake, match="got window"):
         model.with_lengths(window=2)
-
-
-def test_the_library_trains_a_model_and_uses_it(tmp_path):
-    """The same as README, from a text to a loaded run."""
-    (tmp_path / "text.txt").write_text("a bird sang twice. " * 300)
-    corpus = open_corpus(tmp_path / "text.txt")
-    sizes = TransformerXLConfig(vocab_size=0, n_layer=1, n_head=2, d_head=8, d_model=16, d_inner=16)
-    settings_of_train = TrainConfig(max_steps=60, tgt_len=16, mem_len=16, batch_size=4, lr=0.01, save_every=0)
-    config = resolve_settings(
-        RunConfig(model=sizes, corpus=CorpusConfig(name=str(tmp_path)), train=settings_of_train), corpus
-    )
-    assert config.model.vocab_size == 256 and "auto" not in (config.train.device, config.train.precision)
-    torch.manual_seed(0)
-    assert fit(TransformerXL(config.model), corpus, config, str(tmp_path / "run"))
-    with pytest.raises(FileExistsError, match="holds checkpoints"):
-        fit(TransformerXL(config.model), corpus, config, tmp_path / "run")
-    loaded = load_model(tmp_path / "run")
-    assert loaded.score("a bird sang").nats[1:].mean() < math.log(256) / 2
-    loader = StreamLoader(corpus.split("test"), batch_size=1, tgt_len=16)
-    result = evaluate(loaded.model, loader, loaded.config.eval_lengths)
-    assert result.targets == len(corpus.split("test").ids) - 1
-    folder = save_checkpoint(tmp_path / "own", model=loaded.model, vocab=loaded.vocab, config=loaded.config)
-    again = load_model(Path(folder))
-    np.testing.assert_array_equal(again.score("a bird").nats, loaded.score("a bird").nats)
 
 
 def test_a_change_of_the_model_changes_its_scores():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from amount import examples
@@ -12,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import BASELINES, VARIANTS, lengths, small_model, text
 
-from transformer_xl.data.vocab import Vocab
-from transformer_xl.evaluation.generate import Sampling, generate, stream
 from transformer_xl.evaluation.sliding import Sliding, Window
 
 CALL = lengths(0, tgt_len=5)
@@ -80,16 +77,6 @@ def test_rows_can_be_padded_reset_selected_and_joined(sizes: tuple[int, int], da
         torch.testing.assert_close(later[place], alone(model, ids[row, start:], *sizes)[6 - start :])
 
 
-def test_losses_equal_the_log_probabilities() -> None:
-    sliding, ids, targets = Sliding(small_model(**VARIANTS["bands"]), 5, 2), text(2, 9), text(2, 9, seed=1)
-    targets[0, 3] = -1
-    with torch.no_grad():
-        log_probs, _ = sliding.log_probs(ids, None, CALL)
-        nll, _ = sliding(ids, targets, None, CALL)
-    expected = -log_probs.gather(-1, targets.clamp(min=0)[..., None])[..., 0].masked_fill(targets < 0, 0)
-    torch.testing.assert_close(nll, expected)
-
-
 @pytest.mark.parametrize("last", [1, 3])
 def test_the_last_predictions_read_their_own_windows_only(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = small_model(), text(2, 11)
@@ -120,20 +107,6 @@ def test_distances_are_clamped_to_clamp_len() -> None:
         expected, _ = model.hidden(ids, None, lengths(0, clamp_len=2))
     torch.testing.assert_close(near, expected)
     assert not torch.allclose(near[0, -1], far[0, -1])
-
-
-def test_prompts_of_a_batch_equal_each_alone() -> None:
-    vocab = Vocab.build("byte", [])
-    sliding, prompts = Sliding(small_model(vocab_size=256), 6, 2), ["the cat", "the cat sat on a mat", "at"]
-    texts = generate(sliding, vocab, prompts, CALL, Sampling(temperature=0), 4)
-    assert texts == [generate(sliding, vocab, [p], CALL, Sampling(temperature=0), 4)[0] for p in prompts]
-
-
-def test_generated_text_depends_on_the_window_only() -> None:
-    sliding, window = Sliding(small_model(), 4), text(1, 4)[0].numpy()
-    prompts = [np.concatenate([text(1, n, seed=n)[0].numpy(), window]) for n in (0, 3, 8)]
-    steps = list(stream(sliding, prompts, CALL, Sampling(temperature=0), 12))
-    assert all(len({token for _, token in step}) == 1 for step in steps)
 
 
 @pytest.mark.parametrize("stride", [0, 6])

@@ -12,7 +12,7 @@ from small_models import BASELINES as KINDS
 from small_models import layers_of, lengths, read, score, small_model, text
 from torch import Tensor, nn
 
-from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.model.baselines import build_model
 from transformer_xl.ops import BACKENDS
@@ -148,30 +148,6 @@ def test_calls_that_absolute_positions_cannot_serve_are_refused() -> None:
         with pytest.raises(ValueError, match=r"clamp_len must be none for kind = .*, which uses no distances, got 3"):
             model.hidden(text(1, 5), None, lengths(0, clamp_len=3))
     assert read(made(**KINDS["shaw"]), text(1, 23), lengths(0)).hidden.isfinite().all(), "farther ones have the last"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "complaint"),
-    [
-        ({"kind": "shaw"}, "positions must be at least 1, got 0"),
-        ({"kind": "al-rfou"}, "positions must be at least 1, got 0"),
-        ({"positions": 3}, "positions is for kind = shaw and al-rfou, got kind = transformer-xl"),
-        ({"weight_drop": 0.5}, "weight_drop is for kind = lstm and qrnn, got kind = transformer-xl"),
-        ({"kind": "vaswani", "untie_r": True}, "untie_r is for kind = transformer-xl, got kind = vaswani"),
-    ],
-)
-def test_settings_of_other_kinds_are_refused(wrong: dict, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        TransformerXLConfig(vocab_size=5, **wrong)
-
-
-def test_lengths_that_do_not_fit_the_model_are_refused_before_training() -> None:
-    model = TransformerXLConfig(vocab_size=5, kind="al-rfou", positions=64)
-    assert RunConfig(model=model, train=TrainConfig(tgt_len=64, mem_len=0)).eval_lengths.tgt_len == 64
-    with pytest.raises(ValueError, match=r"train.tgt_len must be at most model.positions = 64.*got 65"):
-        RunConfig(model=model, train=TrainConfig(tgt_len=65))
-    with pytest.raises(ValueError, match=r"train.clamp_len is for distances, and model.kind = al-rfou has positions"):
-        RunConfig(model=model, train=TrainConfig(tgt_len=64, clamp_len=5))
 
 
 # With the rest of the package

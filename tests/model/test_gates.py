@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 import pytest
 import torch
 from small_models import layers_of, lengths, small_backbone, small_config, small_model, text, vectors
@@ -46,14 +44,6 @@ def test_gates_begin_with_their_bias_and_with_matrices_of_init_std() -> None:
                 assert (weight == 1.5).all()
             else:  # five standard deviations of the estimate
                 assert abs(float(weight.detach().std()) - 0.05) < 5 * 0.05 / (2 * weight.numel()) ** 0.5
-
-
-def test_without_a_gate_nothing_is_added_and_a_relu_only_raises_the_identity_map() -> None:
-    assert build_join(small_config()) is operator.add
-    assert small_model(relu_output=True).state_dict().keys() == small_model().state_dict().keys()
-    backbone, x = small_backbone(relu_output=True, pre_lnorm=True), vectors(2, 7)
-    for before, after in zip([x, *(outputs := backbone(x, None, lengths(3))[0])], outputs, strict=False):
-        assert (after >= before).all() and (after > before).any()
 
 
 def test_a_copy_in_bf16_has_rounded_matrices_and_exact_biases() -> None:

@@ -30,29 +30,6 @@ def rows_of(memory: Memory) -> list[list[Tensor]]:
     return [[x[row, memory.length - count :] for x in memory.layers] for row, count in enumerate(held)]
 
 
-@settings(deadline=None)
-@given(
-    valid=st.none() | st.lists(st.integers(-4, 3), min_size=BATCH, max_size=BATCH),
-    size=st.integers(1, 4),
-    mem_len=st.integers(0, 9),
-)
-def test_extend_keeps_the_newest_and_counts_positions_of_each_row(
-    valid: list[int] | None, size: int, mem_len: int
-) -> None:
-    old, new = inputs(3), inputs(size, seed=1)
-    before = Memory(old, None if valid is None else torch.tensor(valid))
-    valid = valid or [3] * BATCH
-    after = before.extend(new, mem_len=mem_len)
-    assert after.length == min(mem_len, 3 + size)
-    assert used(after) == [min(count + size, mem_len) for count in valid]
-    for row, (held, count) in enumerate(zip(rows_of(after), valid, strict=True)):
-        for layer, past, x in zip(held, old, new, strict=True):
-            everything = torch.cat([past[row], x[row]])
-            newest = max(0, min(count + size, mem_len))
-            torch.testing.assert_close(layer, everything[len(everything) - newest :], rtol=0, atol=0)
-    assert used(before) == valid
-
-
 def test_extend_detaches_and_copies_what_it_keeps() -> None:
     # A view of the last segment would keep all of it in memory, and would change together with it.
     for old, mem_len in ((0, 3), (5, 3), (0, 7), (5, 11)):
@@ -85,16 +62,6 @@ def test_cat_keeps_every_row(parts: list[tuple[int, int, int | None]]) -> None:
     torch.testing.assert_close(rows_of(joined), expected, rtol=0, atol=0)
     backwards = torch.arange(len(expected)).flip(0)
     torch.testing.assert_close(rows_of(joined.select(backwards)), expected[::-1], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("valid", "after"), [(None, [0, 4, 0]), ([-2, 3, 1], [0, 3, 0])])
-def test_reset_empties_the_marked_rows(valid: list[int] | None, after: list[int]) -> None:
-    memory = Memory(inputs(4), None if valid is None else torch.tensor(valid))
-    before = used(memory)
-    fresh = memory.reset(torch.tensor([True, False, True]))
-    assert used(fresh) == after
-    torch.testing.assert_close(rows_of(fresh)[1], rows_of(memory)[1], rtol=0, atol=0)
-    assert used(memory) == before
 
 
 @pytest.mark.parametrize("kind", ["memory", "cache", "step"])

@@ -15,7 +15,7 @@ from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.ngrams import NgramEmbedding, joined_tokens
+from transformer_xl.model.ngrams import NgramEmbedding
 from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import Trainer
 
@@ -109,15 +109,6 @@ def test_n_grams_share_no_more_rows_than_by_chance() -> None:
     assert 65_536 - used < 35_596 + 600  # the standard deviation is about 130
 
 
-def test_memory_brings_the_last_tokens() -> None:
-    model, call = small_model(**NGRAMS), lengths(5)
-    memory = read(model, text(2, 9), call).memory
-    assert memory.tokens is not None and torch.equal(memory.tokens, text(2, 9)[:, -3:])
-    emptied = memory.reset(torch.tensor([True, False]))
-    assert emptied.tokens is not None and emptied.tokens.tolist() == [[-1] * 3, memory.tokens[1].tolist()]
-    assert read(model, text(2, 9), lengths(0)).memory.tokens.shape == (2, 0), "without a memory nothing is kept"
-
-
 def test_a_memory_without_its_tokens_is_refused() -> None:
     model, call = small_model(**NGRAMS), lengths(5)
     given = read(model, text(2, 5), call).memory
@@ -132,11 +123,6 @@ def test_a_call_without_tokens_changes_nothing() -> None:
     memory = read(model, text(2, 9), lengths(5)).memory
     found = read(model, text(2, 0), lengths(5), memory=memory)
     assert found.hidden.shape == (2, 0, 14) and torch.equal(found.memory.tokens, memory.tokens)
-
-
-def test_padding_is_no_token() -> None:
-    memory = Memory((torch.zeros(2, 0, 4),), torch.tensor([-2, 0]))
-    assert joined_tokens(torch.tensor([[9, 9, 4], [1, 2, 3]]), memory).tolist() == [[-1, -1, 4], [1, 2, 3]]
 
 
 def trainer(**changes: object) -> Trainer:

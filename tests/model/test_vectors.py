@@ -39,15 +39,6 @@ def test_the_vocabulary_does_not_matter() -> None:
     torch.testing.assert_close(*map(dict, states), rtol=0, atol=0)
 
 
-def test_gradients_reach_the_inputs_of_a_segment_but_not_the_memory() -> None:
-    backbone = small_backbone(train=True, gate="gru")
-    early, late = (vectors(2, 4, seed).requires_grad_() for seed in (1, 2))
-    _, memory = backbone(early, None, CALL)
-    outputs, _ = backbone(late, memory, CALL)
-    outputs[-1].sum().backward()
-    assert early.grad is None and late.grad is not None and late.grad.any()
-
-
 def wrong_calls() -> dict[str, Callable[[], Any]]:
     """What begins each sentence, and a number; and a call that raises it."""
     model, ids, x = small_model(), text(2, 5), vectors(2, 5)

@@ -177,12 +177,6 @@ def test_auto_takes_it_where_it_was_measured_to_be_faster(
     assert resolve_backend("auto", CPU, DTYPES[dtype], head_size, compiled=True, **call)[0] != "native"
 
 
-def test_auto_calls_it(built: Path) -> None:
-    x = make_inputs(Case(queries=131, heads=1, head_size=32), torch.float32)
-    with torch.no_grad():
-        assert torch.equal(relative_attention(**x), relative_attention(**x, backend="native"))
-
-
 @pytest.mark.skipif(hasattr(relative_attention, "__wrapped__"), reason="checks of shapes cannot be compiled")
 def test_compiled_calls_use_the_other_backends(built: Path) -> None:
     skip_without(torch.bfloat16)

@@ -238,33 +238,6 @@ def test_hidden_keys_have_no_influence(backend: str, name: str) -> None:
 
 
 @each_backend
-@settings(max_examples=examples(20), deadline=None)
-@given(
-    pieces=st.lists(st.integers(1, 6), min_size=1, max_size=5),
-    look_ahead=st.integers(0, 5),
-    attn_len=st.none() | st.integers(1, 9),
-)
-def test_a_stream_with_look_ahead_equals_the_whole_utterance(
-    backend: str, pieces: list[int], look_ahead: int, attn_len: int | None
-) -> None:
-    """A piece is final after `look_ahead` more positions, which are queries too; their own results are dropped."""
-    length = sum(pieces)
-    x = make_inputs(Case(queries=length, memory=0, causal=False, batch=2), torch.float64)
-    limits: Any = {"attn_len": attn_len, "look_ahead": look_ahead, "causal": False, "backend": backend}
-    whole = relative_attention(**x, **limits)
-    start = 0
-    for size in pieces:
-        end = min(start + size + look_ahead, length)
-        first = 0 if attn_len is None else max(start + 1 - attn_len, 0)
-        now = {name: x[name][:, :, first:end] for name in ("k", "v")}
-        now["q"] = x["q"][:, :, start:end]
-        now["r"] = x["r"][:, length - (end - first) : length - 1 + end - start]
-        out = relative_attention(**x | now, **limits)
-        torch.testing.assert_close(out[:, :, :size], whole[:, :, start : start + size])
-        start += size
-
-
-@each_backend
 def test_inputs_do_not_change(backend: str) -> None:
     case = CASES["window and short rows"]
     inputs = {name: value.detach() for name, value in make_inputs(case, torch.float64).items()}

@@ -3,7 +3,6 @@ regularisation, averaged weights."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -14,12 +13,11 @@ from hypothesis import strategies as st
 from small_models import lengths, read, small_model, text
 from torch import nn
 
-from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.loader import Segment
 from transformer_xl.ops.dropout import Dropout, word_dropout
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train.objective import Counts, Objective
-from transformer_xl.train.optim import Average
 from transformer_xl.train.step import train_step, trained_targets
 
 ALL = {
@@ -178,29 +176,6 @@ def test_gradients_do_not_depend_on_chunks_or_ranks(shape, terms, counts, loss):
         torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-11)
 
 
-def test_an_average_is_the_mean_of_the_weights_at_its_updates():
-    model = small_model(train=True)
-    average, seen, bias = Average(model), [], model.backbone.content_bias
-    for _ in range(5):
-        with torch.no_grad():
-            bias.normal_()
-        average.update(model)
-        seen.append(bias.detach().clone())
-    torch.testing.assert_close(average.model.backbone.content_bias, torch.stack(seen).mean(0))
-    torch.testing.assert_close(average.model.softmax.bias, model.softmax.bias)
-    assert average.model.backbone.content_bias is not bias and not average.model.training
-    again = Average(copy.deepcopy(average.model), average.count)
-    for each in (average, again):
-        each.update(model)
-    assert torch.equal(average.model.backbone.content_bias, again.model.backbone.content_bias)
-
-
-def test_half_loss_leaves_out_the_context():
-    targets = torch.tensor([[-1, -1, 3, 4, 5, 6], [1, 2, 3, 4, -1, -1]])
-    assert trained_targets(targets, "half").tolist() == [[-1, -1, -1, -1, 5, 6], [-1, -1, 3, 4, -1, -1]]
-    assert trained_targets(targets[:, 2:], "half")[0].tolist() == [-1, -1, 5, 6]
-
-
 @given(rows=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), min_size=1, max_size=5))
 def test_half_loss_trains_on_the_recent_half_of_each_rows_own_targets(rows):
     targets = torch.full((len(rows), 105), -1)
@@ -210,13 +185,7 @@ def test_half_loss_trains_on_the_recent_half_of_each_rows_own_targets(rows):
         assert row[row >= 0].tolist() == list(range(count // 2, count))
 
 
-def test_settings_that_exclude_each_other_are_reported():
-    with pytest.raises(ValueError, match="mem_len must be 0 where context_len is given"):
-        TrainConfig(context_len=3)
-    with pytest.raises(ValueError, match="min_lr_ratio must be above 0 where average_from"):
-        TrainConfig(average_from=3)
-    with pytest.raises(ValueError, match="untie_r must be false where share_position_projection"):
-        TransformerXLConfig(vocab_size=3, untie_r=True, share_position_projection=True)
+def test_a_context_is_for_the_lengths_without_memory():
     config = RunConfig(train=TrainConfig(mem_len=0, context_len=7), eval=EvalConfig(tgt_len=2))
     assert config.eval_lengths == Lengths(tgt_len=2, mem_len=0) and config.context_len(config.eval_lengths) == 7
     assert config.context_len(Lengths(tgt_len=2, mem_len=9)) == 0

@@ -374,6 +374,8 @@ def test_a_run_keeps_its_best_and_last_checkpoints_and_its_metrics(corpus, tmp_p
     valid = {entry["step"]: entry["loss"] for entry in entries if entry["split"] == "valid"}
     assert list(valid) == [4, 8]
     assert valid_loss(Run(tmp_path).best) == min(valid.values())
+    with pytest.raises(FileExistsError, match="holds checkpoints"):
+        run(corpus, tmp_path)
 
 
 def test_training_learns(corpus, tmp_path):
