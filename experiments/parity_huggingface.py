@@ -13,26 +13,25 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import TransfoXLLMHeadModel
+from transformers import TransfoXLConfig, TransfoXLLMHeadModel
 
 from transformer_xl import TransformerXL
 from transformer_xl.config.settings import Lengths
 from transformer_xl.interop.reading import read_model
 from transformer_xl.model.memory import Memory
 from transformer_xl.train.objective import Objective
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "golden"))
-from make_huggingface import random_memory, random_model, read
 
 SIZES = {"vocab_size": 97, "d_model": 32, "n_head": 3, "d_head": 5, "d_inner": 23, "n_layer": 3, "mem_len": 11}
 BATCH, TGT_LEN, SEGMENTS = 3, 5, 4
@@ -45,6 +44,71 @@ BANDS = {
 STARTS = {"own": None, "empty": 0, "partial": 4, "full": 11}
 """Length of the memory given; None: transformers starts with zeros, and a converted model does by itself."""
 BARS = {torch.float64: 1e-12, torch.float32: 2e-6}
+
+
+class Reading(NamedTuple):
+    """What a model said of segments read one after another."""
+
+    nll: Tensor
+    memories: list[list[Tensor]]
+    """Behind each segment, those of the layers."""
+    gradients: dict[str, Tensor]
+
+
+def new_model(settings: dict[str, Any], dtype: torch.dtype) -> TransfoXLLMHeadModel:
+    """A model without dropout, as transformers initialises it."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # the frequencies of the encodings are computed in it
+    try:
+        return TransfoXLLMHeadModel(TransfoXLConfig(dropout=0.0, **settings)).to(dtype)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def random_model(settings: dict[str, Any], dtype: torch.dtype, seed: int, std: float = 0.3) -> TransfoXLLMHeadModel:
+    """One whose every weight is random."""
+    model = new_model(settings, dtype).eval()
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = std * torch.randn(parameter.shape, generator=random, dtype=torch.float64)
+            parameter.copy_(values + name.endswith("layer_norm.weight"))
+    return model
+
+
+@contextmanager
+def scores_as_they_are() -> Iterator[None]:
+    """transformers takes scores to float32 to mask them with the lowest number of their own type: float64 fails."""
+    with patch.object(torch.Tensor, "float", lambda x: x):
+        yield
+
+
+def read(model: TransfoXLLMHeadModel, ids: Tensor, targets: Tensor, start: list[Tensor] | None) -> Reading:
+    """Segments [S, B, T] read one after another, by transformers' log-probabilities and by its labels, which agree."""
+    mems, nll, memories, loss = start, [], [], torch.zeros((), dtype=model.dtype)
+    model.zero_grad()
+    model.crit.keep_order = True
+    with scores_as_they_are():
+        for x, y in zip(ids, targets, strict=True):
+            labelled = model(x, mems=mems, labels=torch.cat([x[:, :1], y[:, :-1]], 1)).losses
+            out = model(x, mems=mems)
+            mems = out.mems
+            nll.append(-out.prediction_scores.gather(2, y[..., None])[..., 0])
+            torch.testing.assert_close(labelled, nll[-1][:, :-1])
+            memories.append(mems)
+            loss = loss + nll[-1].mean()
+    loss.backward()
+    gradients = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+    }
+    return Reading(torch.stack(nll).detach(), memories, gradients)
+
+
+def random_memory(model: TransfoXLLMHeadModel, length: int, batch: int, seed: int) -> list[Tensor]:
+    """Memory of that many positions, in transformers' layout."""
+    random, config = torch.Generator().manual_seed(seed), model.config
+    shape = (config.n_layer, length, batch, config.d_model)
+    return list(torch.randn(shape, generator=random, dtype=torch.float64).to(model.dtype))
 
 
 def settings() -> Iterator[tuple[str, str, dict[str, Any]]]:

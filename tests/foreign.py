@@ -91,6 +91,7 @@ def authors_module(model: TransformerXL, lengths: Lengths, *, reverse: bool = Tr
     vars(module).update(clamp_len=lengths.clamp_len or -1)
     vars(module.word_emb).update(n_token=config.vocab_size, div_val=config.div_val, emb_scale=config.d_model**0.5)
     vars(module.crit).update(cutoffs=[*config.cutoffs, config.vocab_size])
+    module.register_parameter("unused", None)
     module.drop = nn.Dropout(config.dropout)
     for layer in module.layers:
         layer.dec_attn.dropatt = nn.Dropout(config.dropatt)

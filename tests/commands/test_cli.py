@@ -110,22 +110,6 @@ def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
     assert main(["eval", run]) == 0 and main(more) == 0
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
-def test_compressed_text_is_scored_and_continued_like_plain_text(home, capsys, suffix):
-    from transformer_xl.data.reading import OPENERS
-
-    Path("plain.txt").write_text("the quick fox\nthe dog\n")
-    with OPENERS[suffix](f"packed.txt{suffix}", "wb") as packed:
-        packed.write(Path("plain.txt").read_bytes())
-    shown = []
-    for name in ("plain.txt", f"packed.txt{suffix}"):
-        capsys.readouterr()
-        assert main(["score", "run", name]) == 0
-        assert main(["generate", "run", "--prompt", f"@{name}", "--max-tokens", "5", "--seed", "1"]) == 0
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] and len(shown[0].splitlines()) >= 4
-
-
 def test_the_split_of_each_file_is_printed_and_logged(home, capsys, tmp_path):
     for name in ("train.txt", "val.txt", "test.txt"):
         (tmp_path / "own" / name).parent.mkdir(exist_ok=True)

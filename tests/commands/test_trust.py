@@ -131,13 +131,6 @@ def test_a_run_with_only_damaged_checkpoints_is_refused_in_one_sentence(home, ru
     assert "holds no checkpoint to go on from" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_is_not_scored(run, capsys):
-    flip(Run(run).latest / "model.safetensors", 54321)
-    assert main(["eval", str(Run(run).latest)]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "model.safetensors is cut short, damaged or of another kind" in told
-
-
 def test_the_best_checkpoint_is_never_guessed(run, capsys):
     """A damaged header may be that of the best: another one is not taken for it in silence, and training goes on."""
     flip(Run(run).checkpoints()[0] / "config.json", 8 * 30)
@@ -164,12 +157,6 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     shown = capsys.readouterr()
     assert shown.out == "" and "Traceback" not in shown.err
     return shown.err
-
-
-def test_resuming_with_initial_weights_is_refused_and_leaves_the_run_unchanged(home, run, capsys):
-    before = content(run)
-    assert "--init is not given in" in refusal(words(home, run, "--resume", "--init", str(run)), capsys)
-    assert content(run) == before
 
 
 @pytest.mark.parametrize(
@@ -370,12 +357,6 @@ def test_a_name_that_config_toml_cannot_hold_is_refused(home, tmp_path, option, 
     line = words(home, tmp_path / "new", option, str(odd if option != "--out" else tmp_path / "run\udcff"))
     assert f"{option} must be a name in UTF-8, got '" in refusal(line, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["odd\udcff"]
-
-
-def test_whole_checkpoints_are_not_set_aside(run):
-    names = [path.name for path in Run(run).checkpoints()]
-    Run(run).put_damaged_aside()
-    assert [path.name for path in Run(run).checkpoints()] == names
 
 
 def _hold(folder: Path, ready, done) -> None:

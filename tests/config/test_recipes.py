@@ -315,11 +315,6 @@ def test_each_mistake_has_its_sentence(override: str, sentence: str):
     assert str(caught.value) == sentence
 
 
-def test_test_lengths_that_contradict_the_training_ones_are_refused_before_training():
-    with pytest.raises(ValueError, match=r"^eval.attn_len must be at most eval.mem_len \+ 1 = 6, got 100"):
-        load_recipe("text-fast", words("--train.attn-len 100 --eval.mem-len 5"))
-
-
 def test_none_unsets_a_setting_of_a_recipe():
     assert load_recipe("enwik8-12l").eval.clamp_len == 820
     assert load_recipe("enwik8-12l", ["--eval.clamp-len", "none"]).eval.clamp_len is None

@@ -237,11 +237,3 @@ def test_mistakes_are_one_sentence():
         ppo.make_backbone(ppo.Options(backbone="lstm", mem_len=0))
     with pytest.raises(Mistake, match=r"--env must have numbered actions"):
         ppo.make_environments(ppo.Options(env="Pendulum-v1"), 1)
-
-
-def test_help_names_every_option(capsys):
-    with pytest.raises(SystemExit) as end:
-        ppo.tyro.cli(ppo.Options, args=["--help"])
-    shown = capsys.readouterr().out
-    assert end.value.code == 0
-    assert all(f"--{name.replace('_', '-')}" in shown for name in ppo.asdict(ppo.Options()))

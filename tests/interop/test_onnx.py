@@ -78,23 +78,6 @@ def test_a_text_in_pieces_has_the_models_log_probabilities(kind, tmp_path):
                 torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-5)
 
 
-def test_any_rows_segment_and_memory_have_the_models_numbers(tmp_path):
-    lengths = Lengths(tgt_len=64, mem_len=256)
-    model = small_model(dtype=torch.float32, n_layer=1)
-    stream = onnx.Stream(model, lengths)
-    stream.write_onnx(tmp_path / "model.onnx")
-    graph = session(tmp_path / "model.onnx")
-    for rows in (1, 8):
-        for segment in (1, 2, 64):
-            for past in (0, 1, 7, 255, 256):
-                ids, [memory] = text(rows, segment), stream.start(rows)
-                memory = torch.randn(*memory.shape[:4], past, memory.shape[5])
-                with torch.no_grad():
-                    expected = stream(ids, memory)
-                for found, wanted in zip(run(graph, ids, memory), expected, strict=True):
-                    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-
-
 def test_a_backbone_reads_vectors(tmp_path):
     backbone = small_model(dtype=torch.float32).backbone
     stream, memory = onnx.Stream(backbone, LENGTHS), None

@@ -9,7 +9,6 @@ import pickle
 import re
 import struct
 import sys
-import types
 import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path, PosixPath
@@ -22,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from transformer_xl.interop.pickles import StandIn, module_parts, module_state, read_pickle
+from transformer_xl.interop.pickles import StandIn, read_pickle
 
 PROTOCOLS = range(2, 6)
 FORMATS = {"zip": {}, "legacy": {"_use_new_zipfile_serialization": False}}
@@ -98,45 +97,6 @@ def test_tensors_share_storage_as_before_and_leave_the_file_unchanged(read, tmp_
     got["part"][0] = 100
     assert got["whole"][3] == 100 and torch.equal(got["parameter"], torch.ones(2))
     assert (tmp_path / "file").read_bytes() == content
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 2))
-        self.register_parameter("bias", None)
-        self.register_buffer("inv_freq", torch.rand(5))
-
-
-class MemTransformerLM(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_layer = 2
-        self.layers = nn.ModuleList([Layer(), nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.LayerNorm(3))])
-        self.projs = nn.ParameterList([nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(3))])
-        self.r_w_bias = nn.Parameter(torch.randn(2))
-        self.tied = self.layers[0]
-        self.missing = None
-
-
-@pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
-@pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
-def test_the_state_of_a_module_is_read_without_its_code(read, monkeypatch, options):
-    place = types.ModuleType("mem_transformer")
-    monkeypatch.setitem(sys.modules, place.__name__, place)
-    for owner in (Layer, MemTransformerLM):
-        setattr(place, owner.__name__, owner)
-        monkeypatch.setattr(owner, "__module__", place.__name__)
-    module = MemTransformerLM()
-    content = saved(module, **options)
-    monkeypatch.delitem(sys.modules, "mem_transformer")
-    assert (b"X\6\0\0\0module" in content) == bool(options)  # a legacy file refers to its classes
-    got = read(content)
-    assert got.name == "mem_transformer.MemTransformerLM" and got.attributes["n_layer"] == 2
-    state, expected = module_state(module_parts(got)), module.state_dict()
-    assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
-    assert state["tied.weight"].data_ptr() == state["layers.0.weight"].data_ptr()
-    assert "mem_transformer" not in sys.modules
 
 
 def text(value: str) -> bytes:
