@@ -111,7 +111,10 @@ def test_neither_a_recipe_nor_a_text_is_one_sentence(capsys):
     assert "RECIPE or --data must be given" in refused("train --resume", capsys)
     assert "there is no nope" in refused("train --data nope", capsys)
     Path("empty.txt").touch()
-    assert "empty" in refused("train --data empty.txt", capsys) and not Path("runs").exists()
+    assert "empty" in refused("train --data empty.txt", capsys)
+    Path("scored").mkdir()
+    Path("scored/test.txt").write_text("no split to train on")
+    assert "must have a train split" in refused("train --data scored", capsys) and not Path("runs").exists()
 
 
 def test_the_choice_is_printed_recorded_and_not_made_again(home, capsys):

@@ -47,6 +47,10 @@ class ChosenRecipe(NamedTuple):
     """The choice, its reason and how to make another, in one sentence."""
 
 
+Found = tuple[str, Sequence[str], int, str]
+"""A recipe, settings that follow from the text, its tokens for training, and what the text is."""
+
+
 def choose_recipe(data: str, overrides: Sequence[str] = ()) -> ChosenRecipe:
     """The recipe for `data`, the name of a corpus or the path of a text. The user's corpus.unit decides for a text.
 
@@ -54,16 +58,20 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> ChosenRecipe:
         FileNotFoundError: there is no such corpus or text.
         Mistake: the corpus has no small recipe, or the text has too little text.
     """
-    path = expand_home(data)
+    path, store = expand_home(data), store_of(text_name(data))
     if data in DATASETS and not path.exists():
         return _for_published(data)
-    store = store_of(text_name(data))
     if store is not None:
-        return _for_store(data, Header.read(store / "corpus.json"), overrides)
-    if not path.exists():
+        recipe, words, tokens, what = _of_store(Header.read(store / "corpus.json"))
+    elif not path.exists():
         raise missing_corpus(data)
-    unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else "byte")
-    return _for_ids(data, path, overrides) if unit == "id" else _for_text(data, path, unit, overrides)
+    else:
+        unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else "byte")
+        column = given_setting(overrides, "column") or ""
+        with unpack_if_archive(path.resolve(), cache_folder()) as files:
+            recipe, words, tokens, what = _of_ids(files) if unit == "id" else _of_text(files, unit, column)
+    paced, how = _pace(recipe, tokens, overrides)
+    return ChosenRecipe(recipe, (*words, *paced), f"{_named(recipe)}: {_quote(data)} {what}; {how}{_another(data)}.")
 
 
 def given_setting(overrides: Sequence[str], name: str) -> Any:
@@ -83,41 +91,29 @@ def _for_published(data: str) -> ChosenRecipe:
     return ChosenRecipe(small, (), f"{_named(small)}: the small one for the corpus {data}; {_another(data)}.")
 
 
-def _for_store(data: str, header: Header, overrides: Sequence[str]) -> ChosenRecipe:
+def _of_store(header: Header) -> Found:
     """A token store has fixed tokens."""
-    recipe = WORDS if header.unit == "word" else BYTES
-    fixed = ("--corpus.unit", header.unit, "--corpus.newlines", header.newlines)
-    paced, how = _pace(recipe, header.splits["train"].tokens, overrides) if "train" in header.splits else ((), "")
-    return ChosenRecipe(
-        recipe,
-        (*fixed, *paced),
-        f"{_named(recipe)}: {_quote(data)} is tokenised as {header.unit}s; {how}{_another(data)}.",
-    )
+    words = ("--corpus.unit", header.unit, "--corpus.newlines", header.newlines)
+    tokens = header.splits["train"].tokens if "train" in header.splits else 0
+    return WORDS if header.unit == "word" else BYTES, words, tokens, f"is tokenised as {header.unit}s"
 
 
-def _for_text(data: str, path: Path, unit: Unit, overrides: Sequence[str]) -> ChosenRecipe:
+def _of_text(files: Path, unit: Unit, column: str) -> Found:
     recipe = WORDS if unit in ("word", "bpe") else BYTES
-    column = given_setting(overrides, "column") or ""
-    with unpack_if_archive(path.resolve(), cache_folder()) as files:
-        splits = read_splits(files, unit, column=column).splits
-        texts = (piece for span in splits["train"] for piece in pieces(span, unit))
-        tokens = sum(len(piece.split()) if recipe == WORDS else len(piece) for piece in texts)
-    paced, how = _pace(recipe, tokens, overrides)
-    why = f"{_named(recipe)}: {_quote(data)} is read as {unit}s; {how}{_another(data)}."
-    return ChosenRecipe(recipe, ("--corpus.unit", unit, *paced), why)
+    splits = read_splits(files, unit, column=column).splits
+    texts = (piece for span in splits.get("train", ()) for piece in pieces(span, unit))
+    tokens = sum(len(piece.split()) if recipe == WORDS else len(piece) for piece in texts)
+    return recipe, ("--corpus.unit", unit), tokens, f"is read as {unit}s"
 
 
-def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> ChosenRecipe:
+def _of_ids(files: Path) -> Found:
     """With few ids the recipe for bytes, otherwise the one for words."""
-    with unpack_if_archive(path.resolve(), cache_folder()) as files:
-        splits = read_splits(files, "id").splits
-        size = 1 + largest_id(chain(*splits.values()))
-        tokens = sum(len(block) for span in splits["train"] for block in id_blocks(span, size))
-    recipe = BYTES if size <= MOST_CHARACTERS else WORDS
-    paced, how = _pace(recipe, tokens, overrides)
-    scored = () if "test" in splits else ("--eval.split=valid",)
-    why = f"{_named(recipe)}: {_quote(data)} has {tokens:,} ids of {size:,} in its train split; {how}{_another(data)}."
-    return ChosenRecipe(recipe, ("--corpus.unit=id", *scored, *paced), why)
+    splits = read_splits(files, "id").splits
+    size = 1 + largest_id(chain(*splits.values()))
+    tokens = sum(len(block) for span in splits.get("train", ()) for block in id_blocks(span, size))
+    words = ("--corpus.unit=id", *(() if "test" in splits else ("--eval.split=valid",)))
+    what = f"has {tokens:,} ids of {size:,} in its train split"
+    return BYTES if size <= MOST_CHARACTERS else WORDS, words, tokens, what
 
 
 def _pace(recipe: str, tokens: int, overrides: Sequence[str]) -> tuple[Sequence[str], str]:
