@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from transformer_xl.ops import fused_step
 from transformer_xl.ops import triton as fused
 from transformer_xl.ops.testing import NAMES
 
@@ -43,14 +44,38 @@ def compile_kernel(name: str, target: int, dtype: str, head_size: int, *, masked
     constants |= {"BLOCK_K": padded, "BLOCK": options.pop("BLOCK")} | ({} if masked else {"lows": None, "seed": None})
     constants |= {} if masked and both else {"highs": None}
     constants |= {"BRANCH": target in fused.BRANCHING} if name in ("forward", "keys") else {}
-    pointers = dict.fromkeys((*NAMES, "out", "d_out", "d_scores", "d_q", "d_k", "d_v"), f"*{dtype}")
+    pointers: dict[str, str] = dict.fromkeys((*NAMES, "out", "d_out", "d_scores", "d_q", "d_k", "d_v"), f"*{dtype}")
     kinds = pointers | dict.fromkeys(("factor", "keep_scale", "scale"), "fp32")
     kinds |= dict.fromkeys(("lows", "highs", "seed"), "*i32") | dict.fromkeys(
         ("lse", "delta", "d_bias", "d_r"), "*fp32"
     )
-    signature = {arg: "constexpr" if arg in constants else kinds.get(arg, "i32") for arg in kernel.arg_names}
     strides = ("_b", "_h", "_t", "_s")
-    aligned = [n for n, arg in enumerate(kernel.arg_names) if arg in pointers or arg.endswith(strides)]
+    return _compiled(kernel, target, constants, kinds, lambda arg: arg in pointers or arg.endswith(strides), options)
+
+
+def compile_step_kernel(name: str, target: int, dtype: str, size: int) -> Any:
+    """A kernel of a step (`ops/fused_step.py`), for heads or vectors of this size."""
+    kernel, padded = getattr(fused_step, name), max(16, triton.next_power_of_2(size))
+    sizes = {"K": size, "BLOCK_K": padded, "D": size, "BLOCK_D": padded}
+    sizes |= {"PART": fused_step.PART, "BLOCK": fused_step.BLOCK, "QK_NORM": True, "RELU": True, "PRE": False}
+    kinds = dict.fromkeys(("qkv", "kv", "r", "content_bias", "position_bias", "y", "rounded", "out"), f"*{dtype}")
+    kinds |= dict.fromkeys(("gain", "found", "x", "weight", "bias", "residual"), "*fp32")
+    kinds |= {"slots": "*i64", "counts": "*i64", "factor": "fp32", "epsilon": "fp32"}
+    kinds |= {"out": "*fp32"} if name == "attend_part" else {}
+    constants = {arg: sizes[arg] for arg in kernel.arg_names if arg in sizes}
+    return _compiled(kernel, target, constants, kinds, lambda arg: "*" in kinds.get(arg, ""), {})
+
+
+def _compiled(
+    kernel: Any,
+    target: int,
+    constants: dict[str, Any],
+    kinds: dict[str, str],
+    is_aligned: Callable[[str], bool],
+    options: dict[str, int],
+) -> Any:
+    signature = {arg: "constexpr" if arg in constants else kinds.get(arg, "i32") for arg in kernel.arg_names}
+    aligned = [n for n, arg in enumerate(kernel.arg_names) if is_aligned(arg) and arg not in constants]
     source = ASTSource(kernel, signature, constants, {(n,): [["tt.divisibility", 16]] for n in aligned})
     return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
 
@@ -123,13 +148,28 @@ def bench_kernels(size: str = "", **_: object) -> None:
         cell = f"{tile['BLOCK']}/{tile['num_warps']}: {most['registers']}, {most['stack']}, {most['shared'] / 1024:.0f}"
         cell = f"{cell}, {min(use['tensor'] for use in found)}, {most['loop']}"
         rows.setdefault((target, dtype, head_size), []).append(cell)
+    step = step_kernels((80, 90) if size == "toy" else SHARED)
+    wrong += [f"{name}: {use['stack']} bytes of stack" for name, use in step.items() if use["stack"] > STACK]
     print("tile/warps: registers and bytes of stack a thread, KiB of shared memory, tensor-core instructions, and")
     print("instructions of the loop over tiles")
     print("| target | dtype | K | " + " | ".join(fused.KERNELS) + " |")
     print("|---|---|---:|" + "---|" * len(fused.KERNELS))
     for (target, dtype, head_size), cells in rows.items():
         print(f"| sm_{target} | {dtype} | {head_size} | " + " | ".join(cells) + " |")
+    print("\nkernels of a step, bf16: size, registers and bytes of stack a thread, KiB of shared memory")
+    for name, use in step.items():
+        print(f"{name}: {use['registers']}, {use['stack']}, {use['shared'] / 1024:.1f}")
     assert not wrong, "\n".join(wrong)
+
+
+def step_kernels(targets: Iterable[int]) -> dict[str, dict[str, int]]:
+    """What the kernels of a step use on these targets."""
+    sizes = [("attend_part", 41), ("attend_part", 64), ("attend_part", 128)]
+    sizes += [("add_parts", 128), ("add_norm", 512), ("add_norm", 4096)]
+    return {
+        f"sm_{target}, {name}, {size}": usage(compile_step_kernel(name, target, "bf16", size))
+        for target, (name, size) in product(targets, sizes)
+    }
 
 
 def _cases(size: str) -> Iterator[tuple[int, str, int, str]]:

@@ -291,6 +291,12 @@ def test_kernels_for_real_gpus(name: str, target: int, tmp_path: Path, monkeypat
         assert binary.metadata.shared <= kernels.SHARED[target] * 1024 // 2, "two programs must fit a multiprocessor"
 
 
+@compiles
+def test_kernels_of_a_step_spill_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert {use["stack"] for use in kernels.step_kernels([90]).values()} == {0}
+
+
 @runs
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_kernels_of_a_step(dtype: str) -> None:
