@@ -18,7 +18,6 @@ from typing import NamedTuple
 from ..config.values import listing
 from ..mistake import Mistake, printable
 from ..runtime.files import digest_of
-from .formats import container_of, refuse_container
 from .header import SPLITS, WHOLE
 from .ids import SUFFIXES, read_ids
 from .reading import Span, border, chunks, documents, has_documents, is_jsonl, lines_of, open_file, read_errors
@@ -43,6 +42,22 @@ _ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog", "aut
 _SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What `save_to_disk` of the library datasets writes beside its `.arrow` files."""
 _HEAD = 1 << 13
+_FORMATS: dict[bytes, str] = {
+    b"PAR1": "a Parquet file, which needs the suffix .parquet",
+    b"ARROW1": "an Arrow file, which needs the suffix .arrow",
+    b"\x93NUMPY": 'a NumPy file, which corpus.unit = "id" reads',
+    b"\x89HDF\r\n": "an HDF5 file",
+    b"SQLite format 3\0": "an SQLite database",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"\x89PNG\r\n": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"%PDF-": "a PDF document",
+    b"GGUF": "a GGUF model",
+}
+"""Formats whose content is not their bytes, by their first bytes."""
+_TOKENS = re.compile(rb'\s*\{\s*"(?:ids|input_ids|tokens)"\s*:\s*\[')
 """A file is binary if there is a NUL in this number of first bytes."""
 _WINDOW = 1 << 20
 """Number of bytes in which to search for a position to cut words."""
@@ -197,7 +212,16 @@ def _no_text(file: Path, unit: Unit) -> str:
         return ""
     with read_errors(file), open_file(file) as opened:
         head = opened.read(_HEAD)
-    return container_of(file) or ("binary" if b"\0" in head else "")
+    return _container(file, head) or ("binary" if b"\0" in head else "")
+
+
+def _container(file: Path, head: bytes) -> str:
+    """What a file is whose bytes are a container's, not a text's, in words; "" for any other."""
+    if file.suffix in (".pkl", ".pickle", ".pt", ".pth") and head.startswith((b"\x80", b"PK")):
+        return "a pickle, which stays closed"
+    if file.suffix == ".json" and _TOKENS.match(head):
+        return 'a file of token ids, as MidiTok writes them, which corpus.unit = "id" reads'
+    return next((kind for magic, kind in _FORMATS.items() if head.startswith(magic)), "")
 
 
 def _kind_of_output(folder: Path) -> str:
@@ -218,7 +242,10 @@ def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
     if is_table(file, column):
         rows = sum(1 for _ in row_texts(file, column))
         return _File(name, Span(file, 0, rows, column), rows, digest_of(file))
-    refuse_container(file)
+    with read_errors(file), open_file(file) as opened:
+        kind = _container(file, opened.read(_HEAD))
+    if kind:
+        raise Mistake(f"{file} must be text, and is {kind}. Write its text as .txt, or as JSON lines (.jsonl).")
     for _ in documents(Span(file, column=column)) if is_jsonl(file) else ():
         pass  # refuses a line without text
     decoder, digest, position, start, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, 0, b"\n"

@@ -6,7 +6,7 @@
     crit.cluster_weight                      softmax.cluster_weight, rows in reverse order
     r_w_bias                                 backbone.content_bias, row 0
 
-Other programs' names are first converted to the original's (`original`, `tensorflow`, `huggingface`, `nvidia`).
+Other programs' names are first converted to the original's (`pytorch`, `tensorflow`, `huggingface`).
 """
 
 from __future__ import annotations

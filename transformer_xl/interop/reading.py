@@ -20,8 +20,7 @@ from ..run.parts import set_weights
 from .configure import run_settings
 from .huggingface import read_huggingface
 from .mapping import fill
-from .nvidia import read_nvidia
-from .original import read_original
+from .pytorch import read_nvidia, read_original
 from .source import Source
 from .tensorflow import read_tensorflow
 
