@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import ONLY_READ, SMALL, Page, commands_of, prepare_folder, reason_to_read_only, small_recipe
+from pages import SMALL, Page, commands_of, prepare_folder, reason_to_read_only, small_recipe
 
 import transformer_xl
 from transformer_xl.commands import main as cli
@@ -107,7 +107,3 @@ def test_a_command_that_is_only_read_is_still_checked(line, home, tmp_path, monk
     assert reason_to_read_only(line)
     with pytest.raises((AssertionError, SystemExit)):
         Page(home / "run", monkeypatch).command(line.split())
-
-
-def test_what_is_only_read_has_a_reason():
-    assert all(len(reason) > 20 for reason in ONLY_READ.values())

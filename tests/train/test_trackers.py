@@ -168,7 +168,6 @@ def test_a_resumed_run_continues_its_record_and_sends_nothing_twice(text, wandb)
     assert go_on("--train.max-steps", "8") == 0
     first, second = wandb.inits
     assert first["id"] == second["id"] and len(first["id"]) >= 8
-    assert wandb.figures()[: len(before)] == before
     assert wandb.figures()[len(before) :] == [sent for sent in measured() if sent[0] > 6]
     assert wandb.samples() == [4, 8]
     assert train("--out", "runs/b/a", "--train.trackers", "wandb") == 0
