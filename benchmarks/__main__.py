@@ -39,8 +39,9 @@ class Command:
 
     part: Annotated[Positional[Part], arg(metavar="|".join(get_args(Part)))]
     """train: optimizer steps; eval: segments; decode: one token at a time; op: attention alone; sliding: the paper's
-    Table 9; kernels: the fused kernels compiled for GPUs, without one; launches: what a training step starts on a GPU,
-    counted without one; here: one recipe or run on this machine, without peers; all: everything but these three."""
+    Table 9; kernels: the fused kernels compiled for GPUs, without one; launches: what a step and a token start on a
+    GPU, counted without one; here: one recipe or run on this machine, without peers; all: everything but these
+    three."""
     size: Literal["paper", "toy"] | None = None
     """toy: the same code at sizes that take seconds; by default paper. kernels: by default with all masks only; paper:
     with each choice of masks."""

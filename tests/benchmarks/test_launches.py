@@ -46,4 +46,4 @@ def test_a_token_starts_eight_kernels_a_layer_all_in_graphs(changes: dict[str, o
         pytest.skip(str(error))
     few, more = (launches.count_token("enwik8-12l-modern", n_layer=n, gate="none", **changes) for n in (2, 5))
     assert more.kernels.total() - few.kernels.total() == 3 * 8
-    assert more.waits == 0 and more.kernels.total() - more.recorded < 12
+    assert more.waits == 0 and more.kernels.total() - more.recorded <= 12

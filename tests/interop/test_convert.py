@@ -159,6 +159,9 @@ def test_lengths_changed_after_an_export_are_used_and_damage_is_refused(tmp_path
     (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"mem_len": 7, "attn_len": None}))
     found = read_model(tmp_path / "out", "huggingface")
     assert found.config.eval_lengths == Lengths(tgt_len=4, mem_len=7)
+    marked = b"\xef\xbb\xbf" + json.dumps(config).encode()  # as Windows writes it
+    (tmp_path / "out" / "config.json").write_bytes(marked)
+    assert read_model(tmp_path / "out", "huggingface").config.model == found.config.model
     for broken in ({"run": None}, {"run": {"train": 3}}, {"mem_len": "x"}):
         (tmp_path / "out" / "config.json").write_text(json.dumps(config | broken))
         with pytest.raises(ValueError, match=r"config\.json"):

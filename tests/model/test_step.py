@@ -14,10 +14,11 @@ from native_build import build_or_skip, without_build
 from small_models import VARIANTS, lengths, small_backbone, small_model, text
 from torch import Tensor, nn
 
-from transformer_xl.config.settings import Lengths
+from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.evaluation.generate import Sampling, stream
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.attention import RelativeMultiheadAttention
+from transformer_xl.model.baselines import build_model
 from transformer_xl.model.native import MOST_ROWS, NativeStep, can_step, includes_head
 from transformer_xl.model.step import Step, VectorStep, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -227,6 +228,9 @@ def test_an_attention_of_the_users_own_is_never_replaced() -> None:
     assert step_state(model, cache, call) is cache
     with pytest.raises(Mistake, match="of kind transformer-xl with Doubled in eval mode"):
         VectorStep(model.backbone, model.backbone.empty_memory(2, call), call)
+    other = build_model(TransformerXLConfig(vocab_size=5, kind="lstm", n_layer=1)).eval().backbone
+    with pytest.raises(Mistake, match="of kind lstm with LSTMLayer"):
+        VectorStep(other, other.empty_memory(2, call), call)
 
 
 @pytest.mark.parametrize("native", [False, True])

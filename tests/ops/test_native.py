@@ -72,11 +72,16 @@ def test_a_build_that_others_could_have_written_is_not_run(tmp_path: Path, monke
     file.chmod(0o664)
     file.parent.chmod(0o775)
     user, found = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(file.stat().st_gid)
+    primary = [each for each in pwd.getpwall() if each.pw_gid == found.gr_gid]
+    monkeypatch.setattr(pwd, "getpwall", lambda: primary[:1])
     for name, members, trusted in ((user, [], True), (user, [user], True), (user, ["b"], False), ("users", [], False)):
         group = grp.struct_group((name, "x", found.gr_gid, members))
         monkeypatch.setattr(grp, "getgrgid", lambda _, group=group: group)
         assert (native._doubt(file, tmp_path) is None) == trusted
     monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group((user, "x", found.gr_gid, [])))
+    other = pwd.struct_passwd(("b", "x", 12345, found.gr_gid, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwall", lambda: [*primary[:1], other])
+    assert native._doubt(file, tmp_path) is not None, "b has this group, and is no member of it by name"
     file.parent.chmod(0o777)
     assert "others may write" in str(native._doubt(file, tmp_path))
 

@@ -333,7 +333,7 @@ def test_a_card_passes_only_with_right_kernels(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(testing, "ON_A_CARD", {"heads of 64": Case(head_size=64), "heads of 41": Case(head_size=41)})
     monkeypatch.setitem(ops.BACKENDS, "triton", strided.attend)
     tried = []
-    monkeypatch.setattr(testing, "assert_step", lambda dtype, device: tried.append(dtype))
+    monkeypatch.setattr("transformer_xl.ops.fused_step.assert_step", lambda dtype, device: tried.append(dtype))
     assert fault_of("triton", "cpu") is None and tried == [torch.bfloat16, torch.float16]
 
     def broken(call: Call) -> Tensor:

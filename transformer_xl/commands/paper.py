@@ -85,7 +85,7 @@ class Paper:
             try:
                 make(exhibit, self, self.size)
             except KeyboardInterrupt as interrupt:
-                interrupt.add_note("The same command goes on with it.")
+                interrupt.add_note("The same command goes on from here.")
                 raise
         else:
             sizes = [size for size in SIZES if not exhibit.rows() or rows_at(exhibit.rows(), size)]

@@ -68,7 +68,9 @@ class Subwords:
         self._anchored: bool = False
         """Whether a part of a text is encoded after a word, because the tokenizer adds a space to what is first."""
         self._anchored = self._cuts_change_tokens()
-        _require(not (self._anchored and self._cuts_change_tokens()), "a text that is cut between words gets others")
+        _require(
+            not (self._anchored and self._cuts_change_tokens()), "a text that is cut between words gets other tokens"
+        )
         theirs = self._tokenizer.decode(self.encode(_PROBE).tolist(), skip_special_tokens=False)
         ours = self._decode(_PROBE)
         _require(bool(ours) and ours.split() == theirs.split(), "its decoder does not write one token after another")

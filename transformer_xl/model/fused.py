@@ -54,7 +54,7 @@ class FusedStep:
         from ..ops.fused_step import add_and_norm, attend_next  # triton is not installed everywhere
 
         relu = self.backbone.config.relu_output
-        x = x[:, 0].float()
+        x = x[:, 0].float().contiguous()
         rounded = (x if self.first is None else self.first(x)).to(self.rings[0].dtype)
         norms = iter(self.norms)
         for layer, kv, (r, u, v) in zip(self.backbone.layers, self.rings, self.positions, strict=True):

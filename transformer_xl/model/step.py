@@ -1,6 +1,7 @@
 """One step at a time, with shapes and memory that never change: `VectorStep` for a backbone, `Step` for tokens.
 
-On a CPU the step in C++ reads where it can, on a GPU the one in Triton; see `native` and `fused`.
+On a CPU the step in C++ reads where it can, on a GPU in half precision the one in Triton, where `txl env --check`
+passed; see `native` and `fused`.
 
 A step keeps keys and values in a ring as long as the window W. The new position overwrites the oldest slot; the index
 of each row's slot is in a tensor. Position scores are computed in the order of distances, then moved to the order of
@@ -182,6 +183,7 @@ class VectorStep:
         slot = length if slot is None else slot
         held = torch.arange(slot - length, slot, device=self.slots.device) % self.window
         for ring, kv in zip(self.rings, newest, strict=True):
+            ring[row].zero_()  # what is not seen must not be NaN
             ring[row].index_copy_(2, held, kv[0].to(ring.dtype))
         self.most[row], self.slots[row], self.counts[row] = most, slot % self.window, count.clamp(max=length)
 
@@ -229,10 +231,10 @@ def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> Non
     """Raise a `Mistake` if no step can begin after `past`."""
     if backbone.training or not _is_plain(backbone):
         mode = "training" if backbone.training else "eval"
-        kinds = ", ".join(dict.fromkeys(type(layer.attention).__name__ for layer in backbone.layers))
+        kinds = ", ".join(dict.fromkeys(type(getattr(layer, "attention", layer)).__name__ for layer in backbone.layers))
         raise Mistake(
             "backbone must be in eval mode and of kind transformer-xl, with its own attention, to read one step at a "
-            f"time, got one of kind {backbone.config.kind} with {kinds} in {mode} mode. Call eval(), or the backbone."
+            f"time, got one of kind {backbone.config.kind} with {kinds} in {mode} mode. Call its eval(), or itself."
         )
     rows = len(past.counts) if isinstance(past, Memory | KVCache) else 0
     check_state(past, [backbone.config.d_model] * len(backbone.layers), backbone.like.expand(rows, 1, -1))

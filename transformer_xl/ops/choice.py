@@ -136,7 +136,7 @@ def verdict_file(facts: dict[str, str | None]) -> Path:
 
 @constant  # torch.compile would stop at the file
 def doubt(device: torch.device) -> str | None:
-    """Why `auto` does not train with the fused kernels on this card; None if they passed."""
+    """Why `auto` neither trains nor decodes with the fused kernels on this card; None if they passed."""
     return read_verdict(device)
 
 

@@ -16,6 +16,7 @@ import math
 from typing import Any, no_type_check
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from jaxtyping import Float, Int
@@ -48,7 +49,8 @@ def _add(score, seen, values, largest, out):
     return new, out * before + tl.sum(weight[:, None] * values, 0), weight, before
 
 
-@triton.jit(do_not_specialize=["W", "parts"])
+# Triton would make an argument of 1 a constant without a dtype.
+@triton.jit(do_not_specialize=["H", "W", "parts"])
 @no_type_check
 def attend_part(
     qkv, kv, slots, counts, r, content_bias, position_bias, gain, out, H, W, parts, factor,
@@ -82,7 +84,7 @@ def attend_part(
         j = start + tl.arange(0, BLOCK)
         row = (j - slot - 1 + W) % W  # of r, whose first row is the farthest distance, W - 1
         seen = (j < W) & (W - 1 - row <= count)
-        loaded = (j < W)[:, None] & inside[None, :]
+        loaded = seen[:, None] & inside[None, :]  # what is not seen may be NaN
         is_new = (j == slot)[:, None]  # not from memory, where another thread has only now stored it
         k = tl.where(is_new, new_k[None, :], tl.load(keys[None, :] + j[:, None] * K, mask=loaded, other=0.0))
         v = tl.where(is_new, new_v[None, :], tl.load(values[None, :] + j[:, None] * K, mask=loaded, other=0.0))
@@ -183,3 +185,41 @@ def add_and_norm(
     sizes = {"D": D, "BLOCK_D": triton.next_power_of_2(D), "RELU": relu, "PRE": pre}
     _launch(add_norm, (len(x),), x, x, y, norm.weight, norm.bias, residual, rounded, norm.eps, **sizes)
     return residual, rounded
+
+
+@torch.no_grad()
+def assert_step(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Check that these kernels are as close to float64 as rounding to `dtype` allows, that a token is stored in its
+    slot alone, and that what is not seen may be NaN."""
+    generator, unit = torch.Generator().manual_seed(0), torch.finfo(dtype).eps
+    B, W, K = 4, 2 * PART + 19, 41
+
+    def draw(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, kind)
+
+    slots, counts = (torch.tensor(each, device=device) for each in ([0, W - 1, 150, 31], [W - 1, 0, 200, 12]))
+    distance = (slots[:, None] - torch.arange(W, device=device)) % W
+    seen = distance <= counts[:, None]
+    for H, gain in ((1, None), (2, torch.tensor(1.7, device=device))):
+        qkv, r, u, v = draw(B, 3 * H * K), draw(H, W, K), draw(H, K), draw(H, K)
+        kv = draw(B, 2, H, W, K).masked_fill_(~seen[:, None, None, :, None], torch.nan)
+        expected = kv.clone()
+        out = attend_next(qkv, kv, slots, counts, r, u, v, gain).double()
+        q, *new = qkv.double().unflatten(1, (3, H, K)).unbind(1)
+        if gain is not None:
+            q, new[0] = gain * F.layer_norm(q, (K,)), F.layer_norm(new[0], (K,))
+        expected[torch.arange(B), :, :, slots] = torch.stack(new, 1).to(dtype)
+        torch.testing.assert_close(kv, expected, rtol=unit, atol=1e-6, equal_nan=True)
+        keys, values = kv.double().nan_to_num().unbind(1)
+        score = torch.einsum("bhk,bhwk->bhw", q + u, keys)
+        score += torch.einsum("bhk,hbwk->bhw", q + v, r.double()[:, W - 1 - distance])
+        truth = (score * K**-0.5).masked_fill(~seen[:, None], -torch.inf).softmax(-1)[:, :, None] @ values
+        torch.testing.assert_close(out, truth.flatten(1), rtol=unit, atol=1e-4)
+    norm = torch.nn.LayerNorm(37, device=device)
+    x, y = draw(B, 37, kind=torch.float32), draw(B, 37)
+    for choice in (False, True):
+        total = x.double() + (y.double().relu() if choice else y.double())
+        truth = F.layer_norm(total, (37,), eps=norm.eps)
+        residual, rounded = add_and_norm(x, y, norm, relu=choice, pre=choice)
+        torch.testing.assert_close(residual.double(), total if choice else truth, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(rounded.double(), truth, rtol=unit, atol=1e-5)

@@ -351,54 +351,16 @@ def _assert_rate(chosen: Tensor, all_of: Tensor, rate: float, name: str) -> None
     assert abs(found - rate) < 5 * (rate * (1 - rate) / count) ** 0.5, f"dropped {found:.3f} of {name}, not {rate:.3f}"
 
 
-@torch.no_grad()
-def assert_step(dtype: torch.dtype, device: str = "cpu") -> None:
-    """Check that the kernels of a step (`fused_step.py`) are as close to float64 as rounding to `dtype` allows, and
-    that a token is stored in its slot alone."""
-    from .fused_step import PART, add_and_norm, attend_next
-
-    generator, unit = torch.Generator().manual_seed(0), torch.finfo(dtype).eps
-    B, H, W, K = 4, 2, 2 * PART + 19, 41
-
-    def draw(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, kind)
-
-    qkv, r, u, v = draw(B, 3 * H * K), draw(H, W, K), draw(H, K), draw(H, K)
-    slots, counts = (torch.tensor(each, device=device) for each in ([0, W - 1, 150, 31], [W - 1, 0, 200, 12]))
-    distance = (slots[:, None] - torch.arange(W, device=device)) % W
-    for gain in (None, torch.tensor(1.7, device=device)):
-        kv = draw(B, 2, H, W, K)
-        expected = kv.clone()
-        out = attend_next(qkv, kv, slots, counts, r, u, v, gain).double()
-        q, *new = qkv.double().unflatten(1, (3, H, K)).unbind(1)
-        if gain is not None:
-            q, new[0] = gain * torch.nn.functional.layer_norm(q, (K,)), torch.nn.functional.layer_norm(new[0], (K,))
-        expected[torch.arange(B), :, :, slots] = torch.stack(new, 1).to(dtype)
-        torch.testing.assert_close(kv, expected, rtol=unit, atol=1e-6)
-        keys, values = kv.double().unbind(1)
-        score = torch.einsum("bhk,bhwk->bhw", q + u, keys)
-        score += torch.einsum("bhk,hbwk->bhw", q + v, r.double()[:, W - 1 - distance])
-        seen = (distance <= counts[:, None])[:, None]
-        truth = (score * K**-0.5).masked_fill(~seen, -torch.inf).softmax(-1)[:, :, None] @ values
-        torch.testing.assert_close(out, truth.flatten(1), rtol=unit, atol=1e-4)
-    norm = torch.nn.LayerNorm(37, device=device)
-    x, y = draw(B, 37, kind=torch.float32), draw(B, 37)
-    for pre, relu in ((False, False), (True, True)):
-        total = x.double() + (y.double().relu() if relu else y.double())
-        truth = torch.nn.functional.layer_norm(total, (37,), eps=norm.eps)
-        residual, rounded = add_and_norm(x, y, norm, relu=relu, pre=pre)
-        torch.testing.assert_close(residual.double(), total if pre else truth, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(rounded.double(), truth, rtol=unit, atol=1e-5)
-
-
 def fault_of(backend: str, device: str) -> str | None:
     """The first case of `ON_A_CARD` that a backend fails on a device, and how it fails; None if it passes all."""
+    from . import fused_step  # triton is not installed everywhere
+
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
     cases = ON_A_CARD | {"dropout": _DROPPED}
     todo = [(name, dtype, assert_contract) for name in ON_A_CARD for dtype in ("bf16", "fp32")]
     todo += [(next(iter(ON_A_CARD)), "fp16", assert_contract), ("dropout", "fp32", assert_dropout)]
     checks = [(name, dtype, partial(check, backend, cases[name], dtypes[dtype])) for name, dtype, check in todo]
-    checks += [("a token", dtype, partial(assert_step, dtypes[dtype])) for dtype in ("bf16", "fp16")]
+    checks += [("a token", dtype, partial(fused_step.assert_step, dtypes[dtype])) for dtype in ("bf16", "fp16")]
     for name, dtype, check in checks:
         try:
             check(device=device)

@@ -148,10 +148,10 @@ def read_table(path: Path, advice: str, **kinds: type) -> dict[str, Any]:
     """The JSON object in a file, in which these fields have these types, if they are there.
 
     Raises:
-        Mistake: the file is damaged. The sentence ends with `advice`.
+        FileNotFoundError, Mistake: the file is missing, or damaged. The sentence ends with `advice`.
     """
     try:
-        found = json.loads(plain_file(path).read_text(encoding="utf-8"))
+        found = json.loads(plain_file(path).read_bytes())
         if not isinstance(found, dict):
             raise ValueError("it holds no table")
         for name, kind in kinds.items():

@@ -192,7 +192,8 @@ class Answer:
         self.written: int = 0
         """Tokens written so far."""
         self.ids: list[str] = [f"cmpl-{secrets.token_urlsafe(24)}" for _ in prompts for _ in range(asked.n)]
-        check_ids([*(asked.logit_bias or {})], service.vocab, "logit_bias")
+        bias = tuple(sorted((int(name), number) for name, number in (asked.logit_bias or {}).items()))
+        check_ids([i for i, _ in bias], service.vocab, "logit_bias")
         stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         sampling = Sampling(
             temperature=asked.temperature,
@@ -200,7 +201,7 @@ class Answer:
             top_p=asked.top_p,
             seed=asked.seed,
             stop=tuple(stops),
-            bias=tuple(sorted((asked.logit_bias or {}).items())),
+            bias=bias,
         )
         self.jobs: list[Job] = [
             Job(

@@ -15,6 +15,7 @@ Ids = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompts = Annotated[list[str | Ids], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
+Key = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=0, le=0)]
 
@@ -88,8 +89,8 @@ class Completion(BaseModel):
     store: bool = True
     """Keep what was read and written, so that `previous_response_id` can name it."""
     logit_bias: Annotated[
-        dict[Token, Bias] | None,
-        Field(max_length=300, description="at most 300 token ids, each with a number from -100 to 100"),
+        dict[Key, Bias] | None,
+        Field(max_length=300, description="at most 300 token ids as decimal numbers, each with one from -100 to 100"),
     ] = None
     """What is added to the log-probabilities of these tokens."""
     user: str | None = None

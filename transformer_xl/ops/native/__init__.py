@@ -107,13 +107,14 @@ def _doubt(path: Path, home: Path) -> str | None:
 def _is_private(group: int) -> bool:
     """Whether a group has only this user: one of the user's name, as Debian, Ubuntu and Fedora make it."""
     from grp import getgrgid  # not on Windows
-    from pwd import getpwuid
+    from pwd import getpwall, getpwuid
 
     try:
         user, found = getpwuid(os.getuid()).pw_name, getgrgid(group)
     except KeyError:
         return False
-    return found.gr_name == user and set(found.gr_mem) <= {user}
+    others = {each.pw_name for each in getpwall() if each.pw_gid == group} | {*found.gr_mem}
+    return found.gr_name == user and others <= {user}
 
 
 def kernels() -> ModuleType:
