@@ -151,7 +151,7 @@ def read_table(path: Path, advice: str, **kinds: type) -> dict[str, Any]:
         FileNotFoundError, Mistake: the file is missing, or damaged. The sentence ends with `advice`.
     """
     try:
-        found = json.loads(plain_file(path).read_bytes())
+        found = json.loads(plain_file(path).read_text(encoding="utf-8-sig"))
         if not isinstance(found, dict):
             raise ValueError("it holds no table")
         for name, kind in kinds.items():
