@@ -51,7 +51,7 @@ class Reading(NamedTuple):
 
     nll: Tensor
     memories: list[list[Tensor]]
-    """Behind each segment, those of the layers."""
+    """After each segment, those of the layers."""
     gradients: dict[str, Tensor]
 
 

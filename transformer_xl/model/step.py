@@ -234,7 +234,8 @@ def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> Non
         kinds = ", ".join(dict.fromkeys(type(getattr(layer, "attention", layer)).__name__ for layer in backbone.layers))
         raise Mistake(
             "backbone must be in eval mode and of kind transformer-xl, with its own attention, to read one step at a "
-            f"time, got one of kind {backbone.config.kind} with {kinds} in {mode} mode. Call its eval(), or itself."
+            f"time, got one of kind {backbone.config.kind} with {kinds} in {mode} mode. Call its eval(); with others, "
+            "call the backbone itself."
         )
     rows = len(past.counts) if isinstance(past, Memory | KVCache) else 0
     check_state(past, [backbone.config.d_model] * len(backbone.layers), backbone.like.expand(rows, 1, -1))

@@ -1,13 +1,13 @@
 """One token at a time on a GPU: attention over a ring of the past, and a sublayer's sum with its norm, in Triton.
 
-A token does too little work to fill a GPU, so its time is that of starting kernels. These take the place of all
+A token does too little work to fill a GPU, so it takes as long as its kernels take to start. These replace all
 operators between two products. Scores are those of `model.step`:
 
     score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= count
 
-The keys of a head are divided into parts of `PART`, one program each, so that one row keeps many multiprocessors busy.
-Each part has the largest score, the sum of the softmax and the sum of the values; a second kernel adds up the parts. A
-part is always as long, so a row's bits do not depend on the other rows.
+The keys of a head are divided into parts of `PART`, each for one program, so one row keeps many multiprocessors busy. A
+part gives its largest score, the sum of the softmax and the sum of the values; a second kernel adds up the parts. The
+length of a part never changes, so a row's bits do not depend on the other rows.
 """
 
 from __future__ import annotations

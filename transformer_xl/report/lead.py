@@ -43,7 +43,7 @@ def memory_chart(runs: Known) -> Chart | None:
 
 
 def memory_table(runs: Known) -> Table:
-    """The cost of all runs by memory length, with the places where a run uses it."""
+    """The cost of all runs by memory length, and what a run uses each length for."""
     rows = []
     for _, record, figures in runs:
         config, first = record.config, figures["costs"][0]
