@@ -143,7 +143,7 @@ def differences(asked: dict[str, Any], start: int | None, dtype: torch.dtype, se
     ours, lengths = converted(model, pickled=seed % 2 == 1)
     memory = None
     if given is not None:
-        ours.config = replace(ours.config, zero_memory=False)
+        ours.backbone.config = replace(ours.config, zero_memory=False)
         memory = Memory(tuple(x.transpose(0, 1) for x in given))
     losses, memories, loss = [0.0], [0.0], torch.zeros((), dtype=dtype)
     for x, y, nll, mems in zip(ids, targets, theirs.nll, theirs.memories, strict=True):
