@@ -30,9 +30,26 @@ HEADS = 64, 128, 32, 48
 """Others are padded to a multiple of 16."""
 MASKS = (True, True), (False, False), (True, False), (False, True)
 """Padding and dropout or none of them; both directions or causal."""
+CARDS = {80: (108, 1.41), 90: (132, 1.755), 100: (148, 1.85)}
+"""Multiprocessors and GHz of an A100, an H100 and a B200 (NVIDIA's data sheets)."""
+ISSUED = 0.44
+"""The share of instructions' slots that `forward` and `keys` used on an H100 (experiments/LOG.md, 2026-11-27)."""
 STACK = 64
 """Maximum bytes of stack a thread."""
 _TENSOR = r"\b(?:HMMA|HGMMA|UTC\w*MMA)\b"
+
+
+class Hopper:
+    """What Triton asks the driver of a card."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 def compile_kernel(name: str, target: int, dtype: str, head_size: int, *, masked: bool, both: bool) -> Any:
@@ -81,29 +98,52 @@ def _compiled(
 
 
 def usage(compiled: Any) -> dict[str, int]:
-    """Registers and bytes of stack a thread, bytes of shared memory a program, tensor-core instructions, and all
-    instructions of the loop over tiles."""
+    """Registers and bytes of stack a thread, bytes of shared memory a program, tensor-core instructions, all
+    instructions of the loop over tiles, and the fewest that a tile takes, which no mask touches."""
     found = re.search(r"REG:(\d+) STACK:(\d+)", _cuobjdump(compiled, "-res-usage"))
     assert found, "cuobjdump prints no REG and STACK"
     sass = _cuobjdump(compiled, "-sass")
     tensor = len(re.findall(_TENSOR, sass))
     sizes = {"registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared, "tensor": tensor}
-    return sizes | {"loop": max(_loops(sass), default=0)}
+    loop, fewest = max(_loops(sass), default=(0, 0))
+    return sizes | {"loop": loop, "fewest": fewest}
 
 
-def _loops(sass: str) -> list[int]:
-    """The numbers of instructions of the loops that multiply tiles."""
+def _loops(sass: str) -> list[tuple[int, int]]:
+    """The instructions of each loop that multiplies tiles, and those of the shortest way through it."""
     code = re.findall(r"/\*([0-9a-f]{4,})\*/ +(.*?);", sass)
     at = {int(address, 16): number for number, (address, _) in enumerate(code)}
     ends = ((number, re.search(r"BRA.* 0x([0-9a-f]+) *$", text)) for number, (_, text) in enumerate(code))
-    spans = [(at[int(found[1], 16)], number) for number, found in ends if found and int(found[1], 16) in at]
-    loops = [(first, last) for first, last in spans if first < last]
+    jumps = {number: at[int(found[1], 16)] for number, found in ends if found and int(found[1], 16) in at}
+    loops = [(first, last) for last, first in jumps.items() if first < last]
     own = [
         (first, last)
         for first, last in loops
         if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in loops)
     ]
-    return [last - first + 1 for first, last in own if re.search(_TENSOR, " ".join(t for _, t in code[first:last]))]
+    lines = [text for _, text in code]
+    return [
+        (last - first + 1, _fewest(lines, jumps, first, last))
+        for first, last in own
+        if re.search(_TENSOR, " ".join(lines[first:last]))
+    ]
+
+
+def _fewest(lines: list[str], jumps: dict[int, int], first: int, last: int) -> int:
+    left = {last: 1}
+    for number in range(last - 1, first - 1, -1):
+        target, always = jumps.get(number, 0), not lines[number].startswith("@")
+        ways = [left[target]] if number < target <= last else []
+        left[number] = 1 + min(ways + [left[number + 1]] * (not (ways and always)))
+    return left[first]
+
+
+def predicted(name: str, target: int, tile: dict[str, int], fewest: int) -> float:
+    """Microseconds of a launch in a layer of enwik8-12l, 22 rows of 512 tokens after 512, from its instructions."""
+    rows, heads, queries, keys = 22, 8, 512, 1024
+    block, (processors, gigahertz) = tile["BLOCK"], CARDS[target]
+    tiles = rows * heads * sum(keys // block - late for late in range(queries // block))
+    return tiles * tile["num_warps"] * fewest / (4e3 * processors * gigahertz * ISSUED)
 
 
 def faults(target: int, dtype: str, found: dict[str, int]) -> list[str]:
@@ -156,6 +196,13 @@ def bench_kernels(size: str = "", **_: object) -> None:
     print("|---|---|---:|" + "---|" * len(fused.KERNELS))
     for (target, dtype, head_size), cells in rows.items():
         print(f"| sm_{target} | {dtype} | {head_size} | " + " | ".join(cells) + " |")
+    print(
+        "\nenwik8-12l, 22 x 512 after 512, bf16: fewest instructions a tile, and microseconds a layer predicted by them"
+    )
+    for target, name in product(CARDS, ("forward", "keys")):  # the others wait for memory
+        fewest = usage(compile_kernel(name, target, "bf16", 64, masked=False, both=False))["fewest"]
+        microseconds = predicted(name, target, fused.tile_of(name, torch.bfloat16, 64, target), fewest)
+        print(f"sm_{target}, {name}: {fewest}, {microseconds:.0f}")
     print("\nkernels of a step, bf16: size, registers and bytes of stack a thread, KiB of shared memory")
     for name, use in step.items():
         print(f"{name}: {use['registers']}, {use['stack']}, {use['shared'] / 1024:.1f}")

@@ -21,8 +21,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import get_gradient_edge
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
@@ -151,36 +152,46 @@ def _over_many(args: Sequence[Any]) -> int:
     return max(-(-len(args[0]) // _TENSORS[depth - 1]), -(-blocks // 320))
 
 
+def backward(loss: Tensor, module: nn.Module) -> None:
+    """`loss.backward()` for the weights of the module, without PyTorch's engine."""
+    weights = list(module.parameters())
+    for weight, gradient in zip(weights, gradients([loss], weights, [torch.ones_like(loss)]), strict=True):
+        weight.grad = gradient
+
+
 @torch.no_grad()
-def backward(loss: Tensor) -> None:
-    """`loss.backward()` without PyTorch's engine, which needs a driver for a CUDA device."""
-    gradients: dict[Any, dict[int, Any]] = defaultdict(dict)
-    gradients[loss.grad_fn][0] = torch.ones_like(loss)
-    for node in _from_last(loss.grad_fn):
-        given = gradients.pop(node, None)
-        if given is None:
+def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grad_outputs: Sequence[Any], **_: Any) -> Any:
+    """`torch.autograd.grad` without PyTorch's engine, which needs a driver for a CUDA device."""
+    received: dict[Any, dict[int, Any]] = defaultdict(dict)
+
+    def add(edge: Any, gradient: Any) -> None:
+        node, index = edge[:2]
+        like, known = node._input_metadata[index], received[node]
+        gradient = (gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)).to(like.dtype)
+        known[index] = known[index] + gradient if index in known else gradient
+
+    starts = [(get_gradient_edge(x), given) for x, given in zip(outputs, grad_outputs, strict=True) if x.requires_grad]
+    for edge, given in starts:
+        add(edge, given)
+    ends = [get_gradient_edge(x) for x in inputs]
+    for node in _from_last([edge.node for edge, _ in starts], {edge.node for edge in ends}):
+        if node not in received or hasattr(node, "variable"):
             continue
-        if hasattr(node, "variable"):
-            own, new = node.variable.grad, given[0]
-            node.variable.grad = new if own is None else own + new
-            continue
+        given = received.pop(node)
         call = node if callable(node) else node.apply
         found = call(*(given.get(index) for index in range(len(node._input_metadata))))
         found = list(found) if isinstance(found, tuple) else [found]
         while len(found) > len(node.next_functions):
             found.remove(None)  # of arguments that are no tensors
-        given_on: list[tuple[tuple[Any, int], Any]] = list(zip(node.next_functions, found, strict=True))
-        for (later, index), gradient in given_on:
-            if later is None or gradient is None:
-                continue
-            like, known = later._input_metadata[index], gradients[later]
-            gradient = (gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)).to(like.dtype)
-            known[index] = known[index] + gradient if index in known else gradient
+        for edge, gradient in zip(node.next_functions, found, strict=True):
+            if edge[0] is not None and gradient is not None:
+                add(edge, gradient)
+    return tuple(received[edge.node].get(edge.output_nr) for edge in ends)
 
 
-def _from_last(root: Any) -> list[Any]:
-    """The functions of a graph, each before those that its gradients go to."""
-    order, seen, stack = [], set(), [(root, False)]
+def _from_last(starts: Sequence[Any], ends: set[Any]) -> list[Any]:
+    """The functions of a graph down to its ends, each before those that its gradients go to."""
+    order, seen, stack = [], set(ends), [(start, False) for start in starts]
     while stack:
         node, done = stack.pop()
         if done:
@@ -205,7 +216,7 @@ def count_step(recipe: str, batch_size: int | None = None) -> tuple[Launches, di
         with torch.autocast("cuda", torch.bfloat16):
             loss, nll, memory = objective(*call, counts=counts, progress=progress)
         marks.append(counted.kernels.total())
-        backward(loss * factor)
+        backward(loss * factor, objective)
         marks.append(counted.kernels.total())
         return nll.detach(), memory
 
@@ -272,11 +283,17 @@ def count_token(recipe: str, rows: int = 1, **shape: Any) -> Launches:
 
 def bench_launches(recipe: str = "enwik8-12l", batch_size: int | None = None) -> None:
     """Print the counts of a training step, and of a token that the model writes."""
+    from .compiled import count_compiled
+
     counted, parts = count_step(recipe, batch_size)
     read = f"that read and write {counted.bytes / 1e9:.1f} GB, {counted.copies} copies, waits: {counted.waits}"
     print(f"{recipe}, one step: {counted.kernels.total():,} kernels {read}")
     print(", ".join(f"{name} {count:,}" for name, count in parts.items()))
     print(", ".join(f"{name} {count}" for name, count in counted.kernels.most_common(20)))
+    if not load_recipe(recipe).model.ngrams:
+        for name, found in zip(("forward", "backward"), count_compiled(recipe, batch_size), strict=True):
+            read = ", ".join(f"{count} {kind}" for kind, count in found.items())
+            print(f"compiled {name}: {sum(found.values())} kernels, {read}")
     token = count_token(recipe)
     read = f"{token.recorded:,} of them in graphs, that read and write {token.bytes / 1e6:.0f} MB, waits: {token.waits}"
     print(f"one token after a memory: {token.kernels.total():,} kernels, {read}")

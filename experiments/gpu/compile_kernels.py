@@ -16,26 +16,14 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
+
+from benchmarks.kernels import Hopper
 
 SHAPES = [  # batch, heads, T, M, K: of the recipes, the op, and evaluation
     *((22, 8, 512, 512, 64), (64, 8, 512, 512, 64), (32, 3, 128, 128, 64), (60, 10, 150, 150, 41)),
     *((4, 10, 70, 70, 38), (2, 8, 768, 768, 128), (3, 5, 131, 257, 64), (60, 10, 150, 150, 48)),
     *((10, 8, 80, 2100, 64), (1, 8, 128, 3800, 64)),
 ]
-
-
-class Hopper:
-    """What Triton asks the driver of a card."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 class Pointer:

@@ -199,7 +199,7 @@ def _() -> dict[str, Any]:
             training.objective = replicate(training.objective)
         if how == "fsdp":
             shard(training.model, 1)
-            training.optimizers = build_optimizers(training.model, training.train)
+            training.optimizers = build_optimizers(training.model, training.config)
         found[how] = [training() for _ in range(4)]
     torch.distributed.destroy_process_group()
     return found
@@ -207,10 +207,9 @@ def _() -> dict[str, Any]:
 
 def variant(recipe: str, batch: int, *, compiled: bool = False, replay: bool = False) -> dict[str, Any]:
     """With torch.compile or as a CUDA graph from the third step on: the losses of eight steps, and the times."""
-    training = Training(S, recipe, batch, dropout=not compiled, replay=replay and S.cuda)
+    settings = {"compile": compiled, "cuda_graph": replay and S.cuda}
+    training = Training(S, recipe, batch, dropout=not compiled, **settings)
     torch.manual_seed(1)
-    if compiled:
-        training.objective.compile()
     begun = time.perf_counter()
     found = {"losses": [training() for _ in range(8)], "first steps, s": time.perf_counter() - begun}
     return found | training.times(profile=S.cuda)

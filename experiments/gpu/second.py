@@ -73,8 +73,7 @@ def _() -> dict[str, Any]:
 
     No dropout, below three epochs; the rate ends at 0.
     """
-    trial = Training(S, "enwik8-12l-modern", ROWS, dropout=False)
-    trial.objective.compile()
+    trial = Training(S, "enwik8-12l-modern", ROWS, dropout=False, compile=True)
     milliseconds = trial.times(profile=False)["ms"]
     steps = int(0.95e3 * (min(NINE_MINUTES, S.left) - ENDING) / milliseconds)
     del trial

@@ -19,7 +19,7 @@ def test_gradients_are_those_of_the_engine(changes: dict[str, object]) -> None:
     lengths = Lengths(tgt_len=24, mem_len=32)
     objective, memory = Objective(model), model.empty_memory(2, lengths)
     found = []
-    for run in (launches.backward, torch.Tensor.backward):
+    for run in (lambda loss: launches.backward(loss, model), torch.Tensor.backward):
         model.zero_grad()
         torch.manual_seed(0)
         run(objective(ids, ids.roll(1), memory, lengths)[0])
@@ -47,3 +47,19 @@ def test_a_token_starts_eight_kernels_a_layer_all_in_graphs(changes: dict[str, o
     few, more = (launches.count_token("enwik8-12l-modern", n_layer=n, gate="none", **changes) for n in (2, 5))
     assert more.kernels.total() - few.kernels.total() == 3 * 8
     assert more.waits == 0 and more.kernels.total() - more.recorded <= 12
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_compiled_step_keeps_products_and_attention_and_joins_others() -> None:
+    """In one graph forward and one backward."""
+    pytest.importorskip("triton")
+    from benchmarks import compiled
+
+    try:
+        launches.add_guard()
+    except Mistake as error:
+        pytest.skip(str(error))
+    (forward, backward), (_, parts) = compiled.count_compiled("enwik8-small"), launches.count_step("enwik8-small")
+    assert (forward["products"], forward["of attention"]) == (6 * 6 + 1, 6), "six products a layer, and the softmax"
+    assert 2 * forward["products"] > backward["products"] > forward["products"]
+    assert sum(forward.values()) + sum(backward.values()) < 0.7 * (parts["forward"] + parts["backward"])

@@ -120,7 +120,7 @@ class Targets:
 def forward_backward(objective: Any, _: str, factor: Tensor, call: Any, counts: Any, progress: float) -> Any:
     """`train.replay.forward_backward` without PyTorch's engine, which needs a device."""
     loss, nll, memory = objective(*call, counts=counts, progress=progress)
-    launches.backward(loss * factor)
+    launches.backward(loss * factor, objective)
     return nll.detach(), memory
 
 

@@ -107,7 +107,7 @@ def test_on_a_card(config: RunConfig, kernel_dtypes: set[tuple[torch.dtype, ...]
                 counts = Counts(one, one)
                 loss, _, memory = objective(ids, ids, memory, train.lengths, counts=counts, progress=0.1)
             assert loss.dtype == torch.float32 and loss.device == launches.CUDA
-        launches.backward(loss)
+        launches.backward(loss, objective)
         assert {p.grad.device for p in model.parameters() if p.grad is not None} == {launches.CUDA}
     relative = shape.kind == "transformer-xl"
     lengths = Lengths(tgt_len=16, mem_len=train.mem_len and 32, clamp_len=20 if relative else None)

@@ -170,7 +170,8 @@ class TrainConfig(Checked):
     backend: str = "auto"
     """Implementation of the attention op; `txl env` lists them."""
     compile: bool = False
-    """Compile the model with torch.compile; on a CPU this needs a C++ compiler."""
+    """Compile the model with torch.compile, for full segments and memories, or with random_tgt_len for all; on a CPU
+    this needs a C++ compiler."""
     cuda_graph: bool = False
     """Record a step's kernels once, on one GPU, and start them together from then on: the same numbers."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

@@ -14,20 +14,16 @@ from ..runtime.ranks import Ranks
 from .objective import Objective
 
 
-def parallelise(objective: Objective, how: str, ranks: Ranks, *, compiled: bool = False) -> nn.Module:
+def parallelise(objective: Objective, how: str, ranks: Ranks) -> nn.Module:
     """The objective to call; its gradients are then the mean over all ranks.
 
-    With "fsdp" the model's tensors become shards, and its calls gather them. `compiled` compiles the whole objective;
-    "fsdp" refuses it.
+    With "fsdp" the model's tensors become shards, and its calls gather them.
     """
-    model = objective.model
-    if compiled:
-        objective.compile()
     if ranks.size == 1:
         return objective
     if how == "ddp":
         return replicate(objective)
-    shard(model, ranks.size)
+    shard(objective.model, ranks.size)
     return objective
 
 

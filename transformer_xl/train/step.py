@@ -29,6 +29,7 @@ from ..run.checkpoint import TrainingState
 from ..run.parts import set_weights, weights
 from ..runtime.device import sums_on
 from ..runtime.ranks import Ranks
+from .compiled import compile_objective, compiled, is_usual
 from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, Average, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
@@ -200,9 +201,9 @@ class Trainer:
             kind = device_of(self.model).type  # Apple's GPU has no sparse gradients
             self.model.ngrams.table.sparse = kind == "cpu" or (kind == "cuda" and self.ranks.size == 1)
         objective = objective_of(self.model, self.config)
-        self.objective: nn.Module = parallelise(
-            objective, self.config.parallel, self.ranks, compiled=self.config.compile
-        )
+        if self.config.compile:
+            compile_objective(objective, self.config)
+        self.objective: nn.Module = parallelise(objective, self.config.parallel, self.ranks)
         self.run: Callable[..., tuple[Tensor, Memory]] = Replay() if self.config.cuda_graph else forward_backward
         self.scale: LossScale = LossScale(FIRST_SCALE if self.config.precision == "fp16" else 1.0)
         self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.config)
@@ -239,19 +240,21 @@ class Trainer:
             self.memory = self._empty_memory(config)
         elif segment.reset is not None:
             self.memory = self.memory.reset(segment.reset[mine])
-        result, self.memory = train_step(
-            self.model,
-            self.optimizers,
-            segment,
-            self.memory,
-            config,
-            self.step,
-            objective=self.objective,
-            run=self.run,
-            ranks=self.ranks,
-            signals=signals,
-            scale=self.scale.value,
-        )
+        usual = is_usual(segment, self.memory, config)
+        with compiled(usual=usual) if config.compile else nullcontext():
+            result, self.memory = train_step(
+                self.model,
+                self.optimizers,
+                segment,
+                self.memory,
+                config,
+                self.step,
+                objective=self.objective,
+                run=self.run if usual else forward_backward,
+                ranks=self.ranks,
+                signals=signals,
+                scale=self.scale.value,
+            )
         if self.config.precision == "fp16" and (result.overflowed or not result.skipped):
             self.scale.update(result.overflowed)
         if not result.overflowed:
