@@ -178,15 +178,15 @@ def visible(case: Case, device: str = "cpu") -> Bool[Tensor, "B T S"]:
 @contextmanager
 def poisoned_empty() -> Iterator[None]:
     """Inside the block, fill uninitialised memory with NaN, so an unwritten element shows in the result."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert torch.empty(3).isnan().all(), "this PyTorch does not fill torch.empty with NaN; poison it by hand"
             yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)
 
 
 def _run(
