@@ -24,6 +24,7 @@ from triton.runtime import driver
 
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.train.compiled import compiled
 from transformer_xl.train.objective import Counts, Objective
 
 from .kernels import Hopper
@@ -62,7 +63,8 @@ def count_compiled(recipe: str, batch_size: int | None = None) -> list[dict[str,
             memory = model.predict(ids, ids, memory, lengths)[1]
         objective = Objective(model)
         objective.compile(backend=partial(compile_fx.compile_fx, inner_compile=write), dynamic=False)
-        objective(ids, ids, memory, lengths, counts=Counts.of(ids >= 0, CUDA))
+        with compiled(usual=True):
+            objective(ids, ids, memory, lengths, counts=Counts.of(ids >= 0, CUDA))
     return found
 
 
@@ -98,5 +100,10 @@ def _launches(module: fx.GraphModule, code: str) -> dict[str, int]:
             if node.op == "call_function" and node.target.__name__.startswith("attend"):
                 given = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
                 node.target(*given[0], **given[1])
-    own, products = (len(re.findall(call, code)) for call in (r"\.run\(", r"extern_kernels\.\w+\("))
-    return {"written by the compiler": own, "products": products, "of attention": counted.kernels.total()}
+    calls = {
+        "written by the compiler": r"\.run\(",
+        "products": r"extern_kernels\.\w+\(",
+        "operators": r"\baten\.\w+\.\w+\(",
+    }
+    found = {name: len(re.findall(call, code)) for name, call in calls.items()}
+    return found | {"of attention": counted.kernels.total()}

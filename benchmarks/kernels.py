@@ -132,7 +132,7 @@ def _loops(sass: str) -> list[tuple[int, int]]:
 def _fewest(lines: list[str], jumps: dict[int, int], first: int, last: int) -> int:
     left = {last: 1}
     for number in range(last - 1, first - 1, -1):
-        target, always = jumps.get(number, 0), not lines[number].startswith("@")
+        target, always = jumps.get(number, 0), lines[number].startswith("BRA 0x")
         ways = [left[target]] if number < target <= last else []
         left[number] = 1 + min(ways + [left[number + 1]] * (not (ways and always)))
     return left[first]

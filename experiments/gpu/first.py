@@ -206,7 +206,7 @@ def _() -> dict[str, Any]:
 
 
 def variant(recipe: str, batch: int, *, compiled: bool = False, replay: bool = False) -> dict[str, Any]:
-    """With torch.compile or as a CUDA graph from the third step on: the losses of eight steps, and the times."""
+    """With torch.compile or as a CUDA graph from the fourth step on: the losses of eight steps, and the times."""
     settings = {"compile": compiled, "cuda_graph": replay and S.cuda}
     training = Training(S, recipe, batch, dropout=not compiled, **settings)
     torch.manual_seed(1)

@@ -433,7 +433,7 @@ COMPILED = """
 import torch
 from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
 from transformer_xl.config.settings import TrainConfig
-from transformer_xl.train.compiled import compile_objective
+from transformer_xl.train.compiled import compile_objective, compiled
 from transformer_xl.train.objective import Objective
 
 torch.manual_seed(0)
@@ -442,16 +442,18 @@ ids = torch.randint(7, (2, 13))
 lengths, results = Lengths(tgt_len=4, mem_len=4), []
 with torch.no_grad():
     _, full = model(ids[:, :4], ids[:, 1:5], None, lengths)  # one length of memory: one graph for the C++ compiler
-for compiled in (False, True):
+for how in ("eager", "compiled"):
     objective = Objective(model, alpha=0.2, beta=0.1)
-    if compiled:
+    if how == "compiled":
         compile_objective(objective, TrainConfig())
     memory, losses = full, []
     for start in (4, 8):
         rows = ids[:, start : start + 4], ids[:, start + 1 : start + 5]
-        loss, _, memory = objective(*rows, memory, lengths)
+        with compiled(usual=how == "compiled"):
+            loss, _, memory = objective(*rows, memory, lengths)
         losses.append(loss)
-    results.append((torch.stack(losses), *torch.autograd.grad(sum(losses), list(model.parameters()))))
+    with compiled(usual=how == "compiled"):
+        results.append((torch.stack(losses), *torch.autograd.grad(sum(losses), list(model.parameters()))))
 torch.testing.assert_close(*results)
 """
 
@@ -464,11 +466,15 @@ def test_a_compiled_model_gives_the_same_losses_and_gradients():
 
 
 GRAPHS = """
-import torch._dynamo
+import torch._dynamo, torch._inductor.config
 from functools import partial
 from ranks import ALONE, CASES, findings, trainer_of
 
 graphs, calls = 0, 0
+
+def mode():
+    flags = torch.utils.deterministic.fill_uninitialized_memory, torch._inductor.config.deterministic
+    return torch.get_deterministic_debug_mode(), *flags
 
 def counting(graph, inputs):
     global graphs
@@ -477,7 +483,7 @@ def counting(graph, inputs):
     def call(*arguments):
         global calls
         calls += 1
-        assert torch.get_deterministic_debug_mode() == 1, "or sums differ from process to process"
+        assert mode() == (1, False, True), "or sums differ from process to process"
         return graph(*arguments)
     return call
 
@@ -487,12 +493,12 @@ CASES |= {
     "AR, TAR, half loss": (one, {"ar_alpha": 0.2, "tar_beta": 0.1, "loss": "half"}),
     "n-grams and matches": (one | CASES["n-grams and matches"][0], {}),
 }
-for case, steps in {"AR, TAR, half loss": 4, "n-grams and matches": 4, "short at first": 6}.items():
+for case, steps in {"AR, TAR, half loss": 4, "n-grams and matches": 4, "short at first": 6, "lstm": 2}.items():
     torch.compiler.reset()
     graphs = calls = 0
     found = [findings(trainer_of(case, ALONE, compile=compiled), steps) for compiled in (True, False)]
     torch.testing.assert_close(*found)
-    assert torch.get_deterministic_debug_mode() == 0
+    assert mode() == (0, True, False)
     print(graphs, calls)
 """
 
@@ -510,6 +516,7 @@ def test_every_kind_of_training_compiles_with_the_same_result():
     assert counts[0] == [1, 2], "one graph, for a full memory; the first two steps have a shorter one, and none"
     assert counts[1] == [7, 14], "the lookup of n-grams, which is not compiled, splits a graph into seven"
     assert counts[2] == [2, 2], "one graph for each pair of lengths, of no other"
+    assert counts[3][1] > 0, "a recurrent state is never short"
 
 
 def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, capsys):

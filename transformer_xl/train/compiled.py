@@ -1,4 +1,4 @@
-"""torch.compile in training, for the segments and memories of the usual lengths.
+"""torch.compile in training, only for full segments after a full memory.
 
 The compiler takes minutes. For a second length it would take them again, and make slower code that fits any length. An
 epoch begins with short memories and ends with a short segment; these steps run as they do without the compiler.
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..config.settings import TrainConfig
+from ..config.shape import RECURRENT, TransformerXLConfig
 from ..data.loader import Segment
 from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL
@@ -22,30 +23,35 @@ from .objective import Objective
 
 def compile_objective(objective: Objective, config: TrainConfig) -> None:
     """Compile the objective, for its calls inside `compiled`."""
-    warnings.filterwarnings("ignore", message=".*deterministic")  # of operators that always add in one order here
+    # PyTorch would warn in each step of operators without a deterministic form; a filter of each step forgets others.
+    warnings.filterwarnings("ignore", message=".*deterministic")
     with_progress = type(objective.model).training_nll is not TransformerXL.training_nll  # a number of each step
     objective.compile(dynamic=None if config.random_tgt_len or with_progress else False)
 
 
-def is_usual(segment: Segment, memory: Memory, config: TrainConfig) -> bool:
+def is_usual(segment: Segment, memory: Memory, config: TrainConfig, model: TransformerXLConfig) -> bool:
     """Whether the compiler's code is for such a step. With random lengths it is for all."""
-    whole = config.tgt_len + config.context_len, config.mem_len
-    return config.random_tgt_len or (segment.ids.shape[1], memory.length) == whole
+    full = model.base_kind in RECURRENT or memory.length == config.mem_len
+    return config.random_tgt_len or (full and segment.ids.shape[1] == config.tgt_len + config.context_len)
 
 
 @contextmanager
 def compiled(*, usual: bool) -> Iterator[None]:
-    """Inside, the objective's compiled code runs if the step is `usual`, with the same bits in every process.
+    """Inside, compiled code runs if the step is `usual`, with the same bits in every process; otherwise none runs, also
+    of other functions.
 
-    Sums are not by atomic additions then, and no choice depends on a measured time.
+    Sums are not by atomic additions then, and no choice depends on a measured time (seen on CPUs; no GPU has run it).
     """
+    from torch._inductor import config as inductor  # slow to import
+
     flags: Any = torch.utils.deterministic
     mode, fill = torch.get_deterministic_debug_mode(), flags.fill_uninitialized_memory
     if usual:
         flags.fill_uninitialized_memory = False  # it costs time
-        torch.set_deterministic_debug_mode("warn")
+        torch.set_deterministic_debug_mode(max(mode, 1))
     try:
-        with torch.compiler.set_stance("default" if usual else "force_eager"):
+        # The mode sets the compiler's too, but not for the first code of a process, and it stays.
+        with torch.compiler.set_stance("default" if usual else "force_eager"), inductor.patch(deterministic=usual):
             yield
     finally:
         torch.set_deterministic_debug_mode(mode)

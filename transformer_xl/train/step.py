@@ -240,7 +240,7 @@ class Trainer:
             self.memory = self._empty_memory(config)
         elif segment.reset is not None:
             self.memory = self.memory.reset(segment.reset[mine])
-        usual = is_usual(segment, self.memory, config)
+        usual = is_usual(segment, self.memory, config, self.model.config)
         with compiled(usual=usual) if config.compile else nullcontext():
             result, self.memory = train_step(
                 self.model,
