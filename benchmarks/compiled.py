@@ -103,7 +103,7 @@ def _launches(module: fx.GraphModule, code: str) -> dict[str, int]:
     calls = {
         "written by the compiler": r"\.run\(",
         "products": r"extern_kernels\.\w+\(",
-        "operators": r"\baten\.\w+\.\w+\(",
+        "others": r"\baten\.\w+\.\w+\(",
     }
     found = {name: len(re.findall(call, code)) for name, call in calls.items()}
     return found | {"of attention": counted.kernels.total()}
