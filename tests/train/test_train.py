@@ -513,7 +513,7 @@ def test_every_kind_of_training_compiles_with_the_same_result():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     counts = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
-    assert counts[0] == [1, 2], "one graph, for a full memory; the first two steps have a shorter one, and none"
+    assert counts[0] == [1, 2], "only steps with a full memory are compiled, which the first two have not"
     assert counts[1] == [7, 14], "the lookup of n-grams, which is not compiled, splits a graph into seven"
     assert counts[2] == [2, 2], "one graph for each pair of lengths, of no other"
     assert counts[3][1] > 0, "a recurrent state is never short"
