@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest_plugins = ["native_build"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TXL_NATIVE", "0")  # no command compiles; tests/ops/test_native.py switches it on
 

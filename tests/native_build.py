@@ -17,15 +17,17 @@ from transformer_xl.ops.choice import native_refusal
 HOME = Path(tempfile.gettempdir(), f"txl-native-{os.getuid()}")
 
 
+@pytest.fixture
 def without_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Switch the kernels on, and forget the loaded ones before and after a test."""
+    """The kernels are on, and none is loaded. `built` gives the folder that has them."""
     monkeypatch.delenv("TXL_NATIVE", raising=False)
     _forget()
     yield
     _forget()
 
 
-def build_or_skip(monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture
+def built(without_build: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the built kernels. The test is skipped where they cannot be built."""
     if reason := native.machine_refusal():
         pytest.skip(f"the kernels do not run here: {reason}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ import torch
 from amount import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_build import build_or_skip, without_build
 from small_models import VARIANTS, lengths, small_backbone, small_model, text
 from torch import Tensor, nn
 
@@ -44,18 +43,8 @@ by_example = settings(
 
 
 @pytest.fixture
-def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    yield from without_build(monkeypatch)
-
-
-@pytest.fixture
-def built(switched_on: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the kernels in C++; without this fixture the tests have none."""
-    build_or_skip(monkeypatch)
-
-
-@pytest.fixture
 def engine(native: bool, request: pytest.FixtureRequest) -> None:
+    """With the kernels in C++, or without."""
     if native:
         request.getfixturevalue("built")
 
@@ -251,7 +240,7 @@ def test_a_cache_becomes_a_step_where_that_is_faster(engine: None, native: bool)
 
 
 @pytest.mark.parametrize("kind", [{}, {"zero_memory": True}], ids=["padded", "attended zeros"])
-def test_it_generates_the_same_text(kind: dict, built: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_generates_the_same_text(kind: dict, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, call = small_model(dtype=torch.float32, **kind), Lengths(tgt_len=4, mem_len=6)
     prompts = [text(1, size, seed=size)[0].numpy() for size in (9, 2, 5)]
     draw, written = Sampling(temperature=0), []
@@ -272,7 +261,7 @@ def test_it_generates_the_same_text(kind: dict, built: None, monkeypatch: pytest
 
 @each_native
 @torch.no_grad()
-def test_in_bf16_it_is_as_close_to_fp32_as_the_model(kind: dict, built: None) -> None:
+def test_in_bf16_it_is_as_close_to_fp32_as_the_model(kind: dict, built: Path) -> None:
     call, prompt, ids = lengths(29), text(5, 17), text(5, 50, seed=1)
     exact = inference_model(**kind)
     expected = follow(exact, ids, exact.log_probs(prompt, exact.empty_memory(5, call), call)[1], call)[0]
@@ -286,7 +275,7 @@ def test_in_bf16_it_is_as_close_to_fp32_as_the_model(kind: dict, built: None) ->
 
 @pytest.mark.parametrize("window", [1, 16, 17, 255, 256, 257, 530])
 @torch.no_grad()
-def test_windows_of_several_pieces(window: int, built: None) -> None:
+def test_windows_of_several_pieces(window: int, built: Path) -> None:
     """Rows begin at different times, and the ring is filled more than once."""
     model, call = inference_model(**NATIVE["odd sizes"]), lengths(window - 1, window)
     step, memory = begin(model, text(3, 40), call, torch.tensor([0, -3, -37]))
@@ -299,7 +288,7 @@ def test_windows_of_several_pieces(window: int, built: None) -> None:
 @each_precision
 @each_native
 @torch.no_grad()
-def test_the_bits_of_a_row_are_its_own(kind: dict, precision: str, built: None) -> None:
+def test_the_bits_of_a_row_are_its_own(kind: dict, precision: str, built: Path) -> None:
     """They depend neither on the other rows nor on the number of threads."""
     model, call, prompt = inference_model(precision, **kind), lengths(270), text(11, 265)
     choices = (1, range(11)), (2, range(11)), (3, [4, 9, 2, 7, 0, 10]), (2, [10, 4]), (1, [7])
@@ -323,7 +312,7 @@ def test_the_bits_of_a_row_are_its_own(kind: dict, precision: str, built: None) 
 
 @each_precision
 @torch.no_grad()
-def test_the_bits_of_a_row_do_not_depend_on_when_it_came(precision: str, built: None) -> None:
+def test_the_bits_of_a_row_do_not_depend_on_when_it_came(precision: str, built: Path) -> None:
     """Each row has a slot of its own, so its sums have the same order in every row of a step of any age."""
     model, call, ids = inference_model(precision), lengths(40), text(3, 60, seed=1)
     found = []
@@ -356,7 +345,7 @@ def test_a_row_that_is_taken_out_and_put_back_keeps_its_bits(engine: None, nativ
 
 
 @torch.no_grad()
-def test_what_it_leaves_to_pytorch(built: None) -> None:
+def test_what_it_leaves_to_pytorch(built: Path) -> None:
     def serves(backbone: Any, dtype: torch.dtype = torch.float32, rows: int = 1, device: str = "cpu") -> bool:
         return can_step(backbone, torch.empty(rows, 2, 2, 7, 5, dtype=dtype, device=device))
 
@@ -382,7 +371,7 @@ def test_what_it_leaves_to_pytorch(built: None) -> None:
 
 @each_precision
 @torch.no_grad()
-def test_which_softmax_it_computes(precision: str, built: None) -> None:
+def test_which_softmax_it_computes(precision: str, built: Path) -> None:
     def included(model: TransformerXL) -> bool:
         return includes_head(model.backbone, model.softmax)
 
@@ -403,7 +392,7 @@ def test_which_softmax_it_computes(precision: str, built: None) -> None:
 
 
 @torch.no_grad()
-def test_a_number_that_is_not_finite_shows(built: None) -> None:
+def test_a_number_that_is_not_finite_shows(built: Path) -> None:
     backbone, call = small_backbone(dtype=torch.float32), lengths(4)
     step = VectorStep(backbone, backbone.empty_memory(2, call), call)
     x = torch.randn(2, 1, 14)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from native_build import build_or_skip, without_build
 
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import choice, native, relative_attention, resolve_backend
@@ -37,16 +36,7 @@ CASES = CASES | {
 }
 
 
-@pytest.fixture(autouse=True)
-def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernels are on, and their folder has none. `built` gives the folder that has them."""
-    yield from without_build(monkeypatch)
-
-
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the built kernels."""
-    return build_or_skip(monkeypatch)
+pytestmark = pytest.mark.usefixtures("without_build")
 
 
 def skip_without(dtype: torch.dtype) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from native_build import build_or_skip, without_build
 from serving_live import BYTES, LENGTHS, language_model
 from small_models import VARIANTS
 
@@ -92,18 +92,10 @@ def texts_of(engine: Engine, wanted: list[dict[str, Any]], *, together: bool) ->
     return [plain(sorted(events, key=order)) for events in found]
 
 
-@pytest.fixture
-def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    yield from without_build(monkeypatch)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["post-norm", "n-grams", "QK-norm"])
-def test_a_text_has_the_same_bits_alone_as_among_others(
-    kind: str, precision: str, switched_on: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_has_the_same_bits_alone_as_among_others(kind: str, precision: str, built: Path) -> None:
     """With the step in C++."""
-    build_or_skip(monkeypatch)
     model = language_model(**VARIANTS[kind])
     wanted = mixed_jobs(40, seed=3)
     engine = Engine(model.model, BYTES, LENGTHS, rows=8, precision=precision).start()
