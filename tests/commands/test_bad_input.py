@@ -584,6 +584,7 @@ def test_nothing_published_identifies_the_machine(tmp_path, monkeypatch, capsys)
     capsys.readouterr()
     assert main(["env"]) == main(["env", "--json"]) == 0
     published = {"txl env": capsys.readouterr().out, "the report": Path("run/report.html").read_text()}
+    assert "~/cache" in published["txl env"]
     published["environment.json"] = Path("first/environment.json").read_text()
     for name, text in published.items():
         for secret in ("alice", "secret", str(tmp_path)):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from shlex import split as words
 
@@ -66,11 +64,3 @@ def test_options_of_a_corpus_need_its_name(capsys):
     assert (
         told.startswith("txl: NAME must be given with --source, --newlines: one of enwik8, ") and told.count("\n") == 1
     )
-
-
-def test_the_list_needs_no_torch():
-    script = (
-        "import sys; from transformer_xl.commands.main import main; main(['data']); assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0 and "wikitext-103" in done.stdout, done.stderr

@@ -30,7 +30,6 @@ from transformer_xl.mistake import Mistake
 from transformer_xl.run import metrics, parts
 from transformer_xl.run.checkpoint import load_model
 from transformer_xl.run.folder import Run
-from transformer_xl.run.metrics import Metrics
 from transformer_xl.run.parts import FILES
 from transformer_xl.runtime.files import LOCK, SEAL, check_seal, lock_folder, seal, wait_for
 from transformer_xl.train.objective import Objective
@@ -458,19 +457,6 @@ def test_a_step_folder_without_its_files_is_damaged(run):
     Run(run).put_damaged_aside()
     [*_, told] = (run / "log.txt").read_text().splitlines()
     assert "damaged_step_00000012" in told and Run(run).latest.name == "step_00000009"
-
-
-@pytest.mark.parametrize("rest", ["\0" * 50, '{"step": 9, "loss', '\0\n{"step": 8}\n\0'])
-def test_metrics_after_the_last_checkpoint_may_be_damaged(tmp_path, rest):
-    log = Metrics(tmp_path / "metrics.jsonl")
-    for step in (2, 4, 6):
-        log.log({"step": step})
-    log.path.write_text(log.path.read_text() + rest)
-    log.truncate(4)
-    assert [entry["step"] for entry in log.entries()] == [2, 4]
-    log.path.write_text('\0\n{"step": 4}\n')
-    with pytest.raises(ValueError, match="line 1 is not a JSON object"):
-        log.truncate(4)
 
 
 def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ from tiny_runs import TINY
 
 from transformer_xl import TransformerXLConfig, load_model
 from transformer_xl.commands.main import main
-from transformer_xl.config.recipe import load_recipe, split_overrides
+from transformer_xl.config.recipe import load_recipe
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.run.checkpoint import save_checkpoint
@@ -41,11 +41,6 @@ def test_nothing_asks_pip_for_this_package_by_name():
     asked = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in PAGES for line in path.read_text().splitlines()
              if re.search(r"transformer-xl\[", line)]  # fmt: skip
     assert not asked, "\n".join(asked)
-
-
-def test_report_does_not_offer_models_of_the_hub(capsys):
-    assert "hf:" not in shown_help("report", capsys)
-    assert "hf:NAME" in shown_help("analyse recl", capsys)
 
 
 LAUNCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -146,25 +141,13 @@ def test_a_model_with_an_empty_vocabulary_is_not_built(kind, positions):
         build_model(TransformerXLConfig(vocab_size=0, kind=kind, positions=positions))
 
 
-@pytest.mark.parametrize("command", ["train text-small --data nope", "train text-small --corpus.name nope"])
-def test_a_missing_text_is_named_with_its_option(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(command.split()) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("txl: The corpus (--data) must be a text file, a folder or one of ") and "no nope." in told
-
-
 @pytest.mark.parametrize("word", ["none", "None", "NONE"])
 def test_none_has_one_spelling_everywhere(word, monkeypatch):
     asked = []
     monkeypatch.setattr("transformer_xl.commands.eval.Eval.run", lambda self: asked.append(self))
     assert main(["eval", "run", "--clamp-len", word, "5", "--attn-len", word]) == 0
     assert asked[0].clamp_len == (None, 5) and asked[0].attn_len == (None,)
-    assert load_recipe("text-small", ["--train.clamp-len", word]).train.clamp_len is None
-
-
-def test_help_shows_none_as_it_is_typed(capsys):
-    assert "--clamp-len N|none ..." in shown_help("eval", capsys)
+    assert load_recipe("enwik8-12l", ["--eval.clamp-len", word]).eval.clamp_len is None
 
 
 @pytest.mark.parametrize("option", ["eval run --tgt-len", "score run file --mem-len", "analyse recl run --step"])
@@ -174,20 +157,6 @@ def test_none_is_refused_where_it_would_mean_the_default(option, word, capsys):
         main([*option.split(), word])
     shown = capsys.readouterr()
     assert exit.value.code == 2 and option.split()[-1] in shown.err + shown.out and "NoneType" not in shown.err
-
-
-@pytest.mark.parametrize(
-    ("line", "overrides", "others"),
-    [
-        ("demo --train.trackers tensorboard wandb --out x", "--train.trackers tensorboard wandb", "demo --out x"),
-        ("--train.trackers= demo", "--train.trackers=", "demo"),
-        ("demo --model.cutoffs 10 2O", "--model.cutoffs 10 2O", "demo"),
-        ("demo --train.trackers tensorbord wandb", "--train.trackers tensorbord wandb", "demo"),
-        ("demo --model.cutoffs [10, 20]", "--model.cutoffs [10, 20]", "demo"),
-    ],
-)
-def test_a_list_ends_before_the_next_option(line, overrides, others):
-    assert split_overrides(line.split()) == (overrides.split(), others.split())
 
 
 @pytest.fixture(scope="module")

@@ -60,12 +60,6 @@ texts = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(words, max_
 
 
 @settings(deadline=None)
-@given(text=texts, pairs=pairs)
-def test_encoding_and_decoding_restores_every_text(text: str, pairs: Subwords) -> None:
-    assert b"".join(pairs.token_bytes[i] for i in pairs.encode(text)) == text.encode()
-
-
-@settings(deadline=None)
 @given(text=texts, position=st.integers(0, 40), pairs=pairs)
 @example(text="a  b c\n d", position=0, pairs=PAIRS["gpt2"])
 def test_pieces_have_the_ids_of_the_whole(text: str, position: int, pairs: Subwords) -> None:
@@ -74,15 +68,7 @@ def test_pieces_have_the_ids_of_the_whole(text: str, position: int, pairs: Subwo
     assert min(position, len(raw)) <= cut <= len(raw)
     ids = [pairs.encode(piece.decode()) for piece in (raw[:cut], raw[cut:])]
     np.testing.assert_array_equal(np.concatenate(ids), pairs.encode(text))
-
-
-@pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
-def test_slices_have_the_ids_of_the_whole(pairs: Subwords) -> None:
-    text = TEXT * 1000
-    assert len(list(bpe.slices(text.encode()))) > 3
-    ids = pairs.encode(text)
-    assert ids.tolist() == pairs._tokenizer.encode(text).ids
-    assert b"".join(pairs.token_bytes[i] for i in ids) == text.encode()
+    assert b"".join(pairs.token_bytes[i] for i in pairs.encode(text)) == raw
 
 
 @settings(deadline=None)
@@ -130,10 +116,6 @@ def test_a_pattern_that_explodes_is_a_sentence() -> None:
         pairs.encode("a" * 60 + "!")
 
 
-def test_newlines_are_tokens_of_their_own() -> None:
-    assert [symbol for symbol in PAIRS["ours"].token_bytes if b"\n" in symbol] == [b"\n"]
-
-
 def test_an_added_token_is_one_token_whatever_its_id() -> None:
     for name in ("\uff5cend\uff5c", END):
         tokenizer = changed(add(name))
@@ -144,13 +126,9 @@ def test_an_added_token_is_one_token_whatever_its_id() -> None:
             assert pairs.token_bytes[expected] == name.encode()
 
 
-def model(**settings: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda content: content["model"].update(settings)
-
-
 @pytest.mark.parametrize("digits", [9, 18, 5000])
 def test_a_huge_id_is_refused_before_memory_is_taken_for_it(digits: int) -> None:
-    content = changed(model(vocab=json.loads(OURS)["model"]["vocab"] | {"zq": SIZE}))
+    content = changed(lambda tokenizer: tokenizer["model"]["vocab"].update(zq=SIZE))
     with pytest.raises(ValueError, match="ids are at most 16,777,216"):
         Subwords(re.sub(rf'("zq": ?){SIZE}', rf"\g<1>{'9' * digits}", content))
     with pytest.raises(ValueError, match="16,777,216"):

@@ -136,12 +136,6 @@ def test_it_does_not_matter_where_a_text_is_cut(kind: tuple[str, dict[str, Any]]
     assert ours.encode(text).tolist() == theirs
 
 
-def test_exact_byte_pairs_stay_exact() -> None:
-    content = normalising()
-    content["normalizer"] = None
-    assert not Subwords(json.dumps(content)).lost
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
