@@ -81,17 +81,12 @@ class _Answer(BaseHTTPRequestHandler):
         turn = script.turns.pop(0) if len(script.turns) > 1 else script.turns[0]
         content = script.content if turn.body is None else turn.body
         if turn.status is not None:
-            self._refuse(turn.status, {"Location": turn.location} if turn.location else {})
-            return
-        self.send_response(200)
+            content = b""
+        self.send_response(turn.status or 200)
+        if turn.location:
+            self.send_header("Location", turn.location)
         if not turn.silent:
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         with suppress(OSError):  # the client may have closed the connection
             self.wfile.write(content[: turn.cut])
-
-    def _refuse(self, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": "0"}.items():
-            self.send_header(name, value)
-        self.end_headers()

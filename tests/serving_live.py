@@ -52,8 +52,7 @@ class Live(NamedTuple):
 
 def language_model(vocab: Vocab = BYTES, lengths: Lengths = LENGTHS, **shape: Any) -> LanguageModel:
     model = small_model(vocab_size=len(vocab), dtype=torch.float32, **shape)
-    sizes = {name: getattr(lengths, name) for name in ("tgt_len", "mem_len", "attn_len", "clamp_len")}
-    return LanguageModel(model, vocab, RunConfig(model=model.config, train=TrainConfig(**sizes)))
+    return LanguageModel(model, vocab, RunConfig(model=model.config, train=TrainConfig(**vars(lengths))))
 
 
 @contextmanager
@@ -63,15 +62,12 @@ def live_server(
     tokens: Sequence[str] = (),
     names: Sequence[str] = (),
     limits: Limits | None = None,
-    sessions: Sessions | None = None,
     start: bool = True,
     **engine: Any,
 ) -> Iterator[Live]:
     """Serve a model. With `start` False the engine does not run, so its queue only grows."""
     made = Engine(model.model, model.vocab, model.config.eval_lengths, **{"rows": 8} | engine)
-    sessions = sessions or Sessions(seconds=60, most_bytes=1 << 30)
-    limits = limits or Limits()
-    service = Service("toy", made, sessions, limits)
+    service = Service("toy", made, Sessions(seconds=60, most_bytes=1 << 30), limits or Limits())
     server = make_server(build_app(service, tokens, names))
     if start:
         made.start()

@@ -1,16 +1,24 @@
-"""Options of a run that trains in a moment, and the sentence of a command that is refused."""
+"""Options of a run that trains in a moment, what it measured, and the sentence of a command that is refused."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from shlex import split as words
 
 import pytest
 
 from transformer_xl.commands.main import main
+from transformer_xl.run.metrics import Metrics
 
 MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
 TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
 TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
+CLOCK = {"seconds", "tokens_per_second"}
+
+
+def without_clock(run: Path) -> list[dict]:
+    """The entries of a run's metrics file, but for what a clock says."""
+    return [{k: v for k, v in entry.items() if k not in CLOCK} for entry in Metrics(run / "metrics.jsonl").entries()]
 
 
 def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:

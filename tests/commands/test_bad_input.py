@@ -43,7 +43,6 @@ from transformer_xl.data.vocab import Unit, Vocab
 
 ROOT = Path(__file__).parents[2]
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
-posix = pytest.mark.skipif(os.name != "posix", reason="pipes, devices and rights of POSIX")
 several = settings(
     max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -57,14 +56,21 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         Path("text.txt").write_text(TEXT)
-        if os.name == "posix":
-            os.mkfifo("pipe")
+        os.mkfifo("pipe")
         assert main(["train", "text-small", "--data", "text.txt", "--out", "run", *TINY]) == 0
         assert main(["train", "text-words", "--data", "text.txt", "--out", "words", *TINY]) == 0
         splits = {name: TEXT.encode() for name in ("train", "valid", "test")}
         Corpus.build("bytes-store", splits, name="bytes")
         Corpus.build("words-store", splits, name="words", unit="word")
         yield folder
+
+
+@pytest.fixture
+def damaged(home: Path) -> Path:
+    """A copy of the run's checkpoint."""
+    shutil.rmtree("damaged", ignore_errors=True)
+    [checkpoint] = Path("run/checkpoints").iterdir()
+    return Path(shutil.copytree(checkpoint, "damaged"))
 
 
 def tried(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -95,9 +101,6 @@ def in_time(seconds: int = 30) -> Iterator[None]:
     def late(*_: object) -> None:
         raise AssertionError(f"more than {seconds} seconds")
 
-    if os.name != "posix":
-        yield
-        return
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
     try:
@@ -221,7 +224,6 @@ class TestFiles:
         "data enwik8 --source {}",
     ]
 
-    @posix
     @pytest.mark.parametrize("line", OPTIONS)
     def test_a_pipe_or_a_device_is_refused_at_once(self, home, line, capsys):
         for place in ("pipe", "/dev/zero") if "--out" not in line else ["pipe"]:  # a bug would write there
@@ -229,7 +231,6 @@ class TestFiles:
             assert place in told
             assert Path("pipe").is_fifo() and not Path("new").exists()
 
-    @posix
     @pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl", "environment.json"])
     def test_a_report_refuses_a_pipe_in_a_run(self, home, file, capsys):
         shutil.rmtree("odd", ignore_errors=True)
@@ -238,16 +239,12 @@ class TestFiles:
         os.mkfifo(Path("odd", file))
         assert tried(["report", str(Path("odd").resolve())], capsys)[0] == 2
 
-    @posix
     @pytest.mark.parametrize("file", ["config.json", "vocab.json", "model.safetensors", "SHA256SUMS"])
     @pytest.mark.parametrize("device", ["pipe", "/dev/zero"])
-    def test_loading_a_checkpoint_does_not_wait_for_a_pipe_or_device(self, home, file, device, capsys):
-        shutil.rmtree("odd", ignore_errors=True)
-        [checkpoint] = Path("run/checkpoints").iterdir()
-        shutil.copytree(checkpoint, "odd")
-        Path("odd", file).unlink()
-        Path("odd", file).symlink_to(Path(device).absolute())
-        assert f"odd/{file}" in refused(words("eval odd"), capsys)
+    def test_loading_a_checkpoint_does_not_wait_for_a_pipe_or_device(self, damaged, file, device, capsys):
+        (damaged / file).unlink()
+        (damaged / file).symlink_to(Path(device).absolute())
+        assert f"damaged/{file}" in refused(words("eval damaged"), capsys)
 
     @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\xfe{\0}\0", b"[" * 9999])
     @pytest.mark.parametrize("line", ["eval odd", "train text-small --out odd --resume"])
@@ -258,19 +255,15 @@ class TestFiles:
         if content is not None:
             Path("odd/environment.json").write_bytes(content)
         else:
-            Path("odd/environment.json").symlink_to("/dev/zero" if os.name == "posix" else "odd")
+            Path("odd/environment.json").symlink_to("/dev/zero")
         assert "odd/environment.json" in refused(words(line), capsys).replace(os.sep, "/")
 
     @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux's /proc")
-    def test_a_file_of_a_checkpoint_on_a_bad_disk_is_named(self, home, capsys):
-        shutil.rmtree("odd", ignore_errors=True)
-        [checkpoint] = Path("run/checkpoints").iterdir()
-        shutil.copytree(checkpoint, "odd")
-        Path("odd/config.json").unlink()
-        Path("odd/config.json").symlink_to("/proc/self/mem")
-        assert "odd/config.json: Input/output error" in refused(words("eval odd"), capsys)
+    def test_a_file_of_a_checkpoint_on_a_bad_disk_is_named(self, damaged, capsys):
+        (damaged / "config.json").unlink()
+        (damaged / "config.json").symlink_to("/proc/self/mem")
+        assert "damaged/config.json: Input/output error" in refused(words("eval damaged"), capsys)
 
-    @posix
     def test_a_missing_folder_is_named(self, home, tmp_path, monkeypatch, capsys):
         (tmp_path / "gone").mkdir()
         monkeypatch.chdir(tmp_path / "gone")
@@ -279,7 +272,6 @@ class TestFiles:
         assert "The folder in which txl was started is gone" in capsys.readouterr().err
         monkeypatch.chdir(home)
 
-    @posix
     @pytest.mark.parametrize("file", ["vocab.json", "test.bin"])
     def test_opening_a_store_does_not_wait_for_a_pipe(self, home, file, capsys):
         shutil.rmtree("odd", ignore_errors=True)
@@ -294,7 +286,6 @@ class TestFiles:
         """Where `open` works and `read` does not, the error has no file's name."""
         assert "/proc/self/mem: Input/output error" in refused(words(line.format("/proc/self/mem")), capsys)
 
-    @posix
     def test_a_file_without_read_permission_is_named(self):
         user = os.geteuid()
         with tempfile.TemporaryDirectory() as folder:
@@ -403,18 +394,12 @@ class TestStores:
         status, told = tried(words("eval run --data damaged --json --mem-len 5"), capsys)
         assert ("damaged" in told) if status else self.figures(told) == whole
 
-    @pytest.mark.parametrize(
-        ("entry", "value"),
-        [
-            *(("version", 2), ("format", "other"), ("unit", "word"), ("source", 3), ("splits", {}), ("splits", [1])),
-            *(("tokens", "5"), ("tokens", 10**30), ("documents", [0, 0]), ("seal", None)),
-        ],
-    )
+    @pytest.mark.parametrize(("entry", "value"), [("version", 2), ("format", "other"), ("source", "elsewhere")])
     def test_a_header_with_other_entries_is_refused(self, home, entry, value, capsys):
         shutil.rmtree("damaged", ignore_errors=True)
         shutil.copytree("bytes-store", "damaged")
         header = json.loads(Path("damaged/corpus.json").read_text())
-        (header["splits"]["test"] if entry in header["splits"]["test"] else header)[entry] = value
+        header[entry] = value
         Path("damaged/corpus.json").write_text(json.dumps(header))
         assert "damaged" in refused(words("eval run --data damaged"), capsys)
 
@@ -428,30 +413,18 @@ class TestStores:
             Corpus.open(store).split("test")
 
 
-class TestCheckpoints:
-    """Checkpoints, through the commands that use them."""
-
-    @pytest.fixture
-    def damaged(self, home) -> Path:
-        shutil.rmtree("damaged", ignore_errors=True)
-        [checkpoint] = Path("run/checkpoints").iterdir()
-        return Path(shutil.copytree(checkpoint, "damaged"))
-
-    def use(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        for line in (
-            "eval {}",
-            "generate {} --max-tokens 2",
-            "score {} text.txt",
-            "convert {} --to-format huggingface --to new",
-        ):
-            assert "damaged" in refused(words(line.format(folder)), capsys)
-            assert not Path("new").exists()
-
-    @pytest.mark.parametrize("file", ["vocab.json", "config.json", "model.safetensors"])
-    def test_a_file_of_another_checkpoint_is_refused(self, damaged, file, capsys):
-        [other] = Path("words/checkpoints").iterdir()
-        shutil.copy(other / file, damaged / file)
-        self.use(damaged, capsys)
+@pytest.mark.parametrize("file", ["vocab.json", "config.json", "model.safetensors"])
+def test_a_file_of_another_checkpoint_is_refused(damaged, file, capsys):
+    [other] = Path("words/checkpoints").iterdir()
+    shutil.copy(other / file, damaged / file)
+    for line in (
+        "eval {}",
+        "generate {} --max-tokens 2",
+        "score {} text.txt",
+        "convert {} --to-format huggingface --to new",
+    ):
+        assert "damaged" in refused(words(line.format(damaged)), capsys)
+        assert not Path("new").exists()
 
 
 class TestPrompts:
@@ -459,8 +432,7 @@ class TestPrompts:
 
     @several
     @given(
-        prompt=st.text(st.characters(codec=None), max_size=30)
-        | st.sampled_from([text for text in ODD_TEXTS if len(text) < 99]),
+        prompt=st.text(st.characters(codec=None), max_size=30) | st.sampled_from(ODD_TEXTS),
         run=st.sampled_from(["run", "words"]),
     )
     def test_any_prompt_is_continued(self, prompt, run, home, capsys):

@@ -166,7 +166,6 @@ def test_failing_output_is_reported_unless_its_reader_ended(number, status, fail
     assert told == ("" if status == 141 else f"txl: standard output: {os.strerror(number)}.\n")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="closes descriptors as POSIX shells do")
 @pytest.mark.parametrize(
     ("line", "status", "told"),
     [

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 import torch
-from figures import without_clock
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import ALONE, trainer_of
+from tiny_runs import without_clock
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe

@@ -416,7 +416,6 @@ class TestAnyText:
             "Left out: README.md (names no split).",
         ]
 
-    @pytest.mark.skipif(os.name != "posix", reason="names of any bytes, and links")
     def test_notes_name_files_outside_utf8_and_links_to_folders(self, tmp_path: Path) -> None:
         (tmp_path / "text").mkdir()
         (tmp_path / "text" / os.fsdecode(b"caf\xe9.txt")).write_bytes(b"text")

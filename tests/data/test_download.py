@@ -47,10 +47,6 @@ def network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
 
 
-def load(*origins: DownloadSource, folder: Path) -> Path:
-    return download(origins, folder, attempts=3)
-
-
 def published(server: Server, name: str = "f") -> DownloadSource:
     return DownloadSource(server.url(name), len(CONTENT), DIGEST)
 
@@ -62,7 +58,7 @@ def visible(folder: Path) -> set[str]:
 class TestDownloads:
     def test_broken_connections_and_busy_servers_are_tried_again(self, server, tmp_path, capsys) -> None:
         script = server.put("f", CONTENT, [Turn(cut=5000), Turn(status=500), Turn()])
-        assert load(published(server), folder=tmp_path).read_bytes() == CONTENT
+        assert download([published(server)], tmp_path).read_bytes() == CONTENT
         assert len(script.requests) == 3 and visible(tmp_path) == {"f"}
         assert all(headers["User-Agent"].startswith("transformer-xl/") for headers in script.requests)
         assert f"Loading {server.url('f')} (10,291 bytes).\n" in capsys.readouterr().err
@@ -70,10 +66,10 @@ class TestDownloads:
     def test_an_existing_file_needs_no_network(self, server, tmp_path, capsys) -> None:
         (tmp_path / "f").write_bytes(CONTENT)
         script = server.put("f", CONTENT)
-        assert load(published(server, "other"), published(server), folder=tmp_path) == tmp_path / "f"
+        assert download([published(server, "other"), published(server)], tmp_path) == tmp_path / "f"
         assert not script.requests and not capsys.readouterr().err
         (tmp_path / "f").write_bytes(CONTENT[1:])  # a damaged one is loaded again
-        assert load(published(server), folder=tmp_path).read_bytes() == CONTENT and len(script.requests) == 1
+        assert download([published(server)], tmp_path).read_bytes() == CONTENT and len(script.requests) == 1
 
     @pytest.mark.parametrize(
         ("turn", "reason"),
@@ -89,9 +85,9 @@ class TestDownloads:
         server.put("bad/f", CONTENT, [turn] * 9)
         good = server.put("good/f", CONTENT)
         with pytest.raises(OSError, match=reason):
-            load(published(server, "bad/f"), folder=tmp_path)
+            download([published(server, "bad/f")], tmp_path)
         assert not visible(tmp_path), "nothing gets the file's name before it is verified"
-        path = load(published(server, "bad/f"), published(server, "good/f"), folder=tmp_path)
+        path = download([published(server, "bad/f"), published(server, "good/f")], tmp_path)
         assert path.read_bytes() == CONTENT and len(good.requests) == 1
         assert "this address is given up" in capsys.readouterr().err
 
@@ -109,7 +105,7 @@ class TestDownloads:
 
     def test_if_every_address_fails_one_sentence_says_so(self, server, tmp_path) -> None:
         with pytest.raises(OSError) as error:
-            load(published(server, "none/1"), published(server, "none/2"), folder=tmp_path)
+            download([published(server, "none/1"), published(server, "none/2")], tmp_path)
         first, second = (f"404 Client Error: Not Found for url: {server.url(name)}" for name in ("none/1", "none/2"))
         assert str(error.value) == (
             f"1 could not be downloaded from {server.url('none/1')} ({first}), nor from {server.url('none/2')} "
@@ -128,11 +124,7 @@ class TestDownloads:
     def test_a_place_that_cannot_be_written_is_named(self, server, tmp_path) -> None:
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(OSError, match=r"file/folder.* could not be written: .+\."):
-            load(published(server), folder=tmp_path / "file" / "folder")
-
-    def test_a_percent_encoded_name_is_decoded(self, server, tmp_path) -> None:
-        server.put("two words", CONTENT)
-        assert load(published(server, "two%20words"), folder=tmp_path) == tmp_path / "two words"
+            download([published(server)], tmp_path / "file" / "folder")
 
 
 def zipped(members: list[tuple[str, bytes]], method: int = zipfile.ZIP_DEFLATED) -> bytes:

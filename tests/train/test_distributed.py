@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from figures import without_clock
 from filelock import FileLock
 from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, half_precision, scored, trainer_of
 from safetensors.torch import load_file
+from tiny_runs import without_clock
 from torch import Tensor
 
 from transformer_xl.run.checkpoint import TrainingState

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from figures import without_clock
 from filelock import FileLock
+from tiny_runs import without_clock
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 

@@ -33,11 +33,10 @@ def download(
     folder: Path,
     *,
     check: Callable[[Path], object] = lambda path: None,
-    attempts: int = 3,
 ) -> Path:
     """Download a file to `folder` from the first origin that works. If it is there already, no network is needed.
 
-    Each origin is tried `attempts` times. `check` verifies a file without a published digest, or raises `ValueError`.
+    Each origin is tried three times. `check` verifies a file without a published digest, or raises `ValueError`.
 
     Raises:
         OSError: a sentence with every address and the reason.
@@ -54,7 +53,7 @@ def download(
             size = "" if origin.bytes is None else f" ({origin.bytes:,} bytes)"
             print(f"Loading {origin.url}{size}.", file=sys.stderr, flush=True)
         registry, urls = {path.name: origin.digest}, {path.name: origin.url}
-        files = pooch.create(folder, "", registry=registry, urls=urls, retry_if_failed=attempts - 1)
+        files = pooch.create(folder, "", registry=registry, urls=urls, retry_if_failed=2)
         try:
             with explain_write_error(path):
                 files.fetch(path.name, downloader=loader)  # type: ignore[arg-type] - a class of its own
