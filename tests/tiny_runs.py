@@ -1,4 +1,4 @@
-"""Options of a run that trains in a moment, what it measured, and the sentence of a command that is refused."""
+"""Options of a run that trains in a moment, what it measured, and what a command prints or is refused with."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ CLOCK = {"seconds", "tokens_per_second"}
 def without_clock(run: Path) -> list[dict]:
     """The entries of a run's metrics file, but for what a clock says."""
     return [{k: v for k, v in entry.items() if k not in CLOCK} for entry in Metrics(run / "metrics.jsonl").entries()]
+
+
+def printed(line: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that succeeds prints."""
+    capsys.readouterr()
+    assert main(words(line) if isinstance(line, str) else line) == 0
+    return capsys.readouterr().out
 
 
 def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:

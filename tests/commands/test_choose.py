@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import split as words
 
 import pytest
-from tiny_runs import TINY, refused
+from tiny_runs import TINY, printed, refused
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
@@ -43,8 +43,7 @@ def test_a_text_is_read_as_bytes_unless_the_user_names_a_unit(unit: str | None, 
     for text in (CODE, prose(20_000)):
         Path("a text.txt").write_bytes(text)
         given = [] if unit is None else ["--corpus.unit", unit]
-        assert main(["train", "--data", "a text.txt", "--print-config", *given]) == 0
-        shown = capsys.readouterr().out
+        shown = printed(["train", "--data", "a text.txt", "--print-config", *given], capsys)
         assert re.match(rf"# Recipe {recipe}, [^:]+: 'a text.txt' is read as {unit or 'byte'}s; ", shown)
         assert f'unit = "{unit or "byte"}"\n' in shown
         assert "`txl train RECIPE --data 'a text.txt'` takes another" in shown
@@ -121,8 +120,7 @@ def test_the_choice_is_printed_recorded_and_not_made_again(home, capsys):
     Path("my").mkdir()
     for name in ("a.txt", "b.txt"):
         Path("my", name).write_bytes(prose(3_000))
-    assert main(["train", "--data", "my/", "--corpus.unit", "word", *TINY]) == 0
-    shown, run = capsys.readouterr().out, Path("runs/my")
+    shown, run = printed(["train", "--data", "my/", "--corpus.unit", "word", *TINY], capsys), Path("runs/my")
     facts = json.loads((run / "environment.json").read_text())
     assert facts["recipe"] == "text-words"
     assert facts["why"].startswith("Recipe text-words, Transformer-XL alone: my/ is read as words")
@@ -138,11 +136,9 @@ def test_the_choice_is_printed_recorded_and_not_made_again(home, capsys):
 
 def test_print_config_starts_with_the_reason_and_is_a_recipe(capsys):
     Path("code.py").write_bytes(CODE)
-    assert main(words("train --data code.py --print-config --train.lr 0.5")) == 0
-    shown = capsys.readouterr().out
+    shown = printed("train --data code.py --print-config --train.lr 0.5", capsys)
     assert ": code.py is read as bytes; " in shown and shown.startswith("# Recipe text-fast, ")
     Path("mine.toml").write_text(shown)
     config = load_recipe("mine.toml")
     assert config.train.max_steps == LEAST_STEPS and config.train.lr == 0.5
-    assert main(words("train --data code.py --print-config --train.max-steps 7")) == 0
-    assert "max_steps = 7\n" in capsys.readouterr().out
+    assert "max_steps = 7\n" in printed("train --data code.py --print-config --train.max-steps 7", capsys)

@@ -13,7 +13,7 @@ from shlex import split as words
 
 import pytest
 import torch
-from tiny_runs import TINY
+from tiny_runs import TINY, printed
 
 from transformer_xl.commands import main as cli
 from transformer_xl.commands.main import main
@@ -227,18 +227,14 @@ def test_resuming_allows_only_changes_without_effect_on_the_result(home, capsys)
 
 @pytest.mark.parametrize("line", ["--resume text-small", "text-small --resume", "--resume auto text-small"])
 def test_resume_accepts_only_the_word_auto(line, home, capsys):
-    capsys.readouterr()
-    assert main(words(f"train {line} --out run --train.max-steps 9 --print-config")) == 0
-    assert "max_steps = 9" in capsys.readouterr().out
+    assert "max_steps = 9" in printed(f"train {line} --out run --train.max-steps 9 --print-config", capsys)
 
 
 def test_env_reports_device_precision_and_backend_with_reasons(capsys):
-    assert main(["env", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(printed(["env", "--json"], capsys))
     assert {"python", "packages", "cores", "threads", "cpu_features", "devices", "backends", "auto"} <= facts.keys()
     assert all(choice["name"] != "auto" and choice["why"] for choice in facts["auto"].values())
-    assert main(["env"]) == 0
-    assert "precision" in capsys.readouterr().out
+    assert "precision" in printed(["env"], capsys)
 
 
 def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import split as words
 
 import pytest
+from tiny_runs import printed
 
 from transformer_xl.commands.main import main
 from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
@@ -22,8 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
-    assert main(words("data --json")) == 0
-    return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["corpora"]}
+    return {entry["name"]: entry for entry in json.loads(printed("data --json", capsys))["corpora"]}
 
 
 def test_every_published_corpus_is_listed_before_anything_is_prepared(home, capsys):
@@ -33,8 +33,7 @@ def test_every_published_corpus_is_listed_before_anything_is_prepared(home, caps
     assert entries["enwik8"]["tokens"] == {"train": 88_982_818, "valid": 4_945_742, "test": 4_943_417}
     assert entries["enwik8"]["download_bytes"] == 36_445_475 and entries["enwik8"]["command"] == "txl data enwik8"
     assert entries["lm1b"]["tokens"]["train"] is None and entries["ptb"]["download_bytes"] is None
-    assert main(["data"]) == 0
-    shown = capsys.readouterr().out.splitlines()
+    shown = printed(["data"], capsys).splitlines()
     assert shown[0].startswith("`txl data NAME` downloads") and len(shown) == 2 + len(DATASETS)
     [row] = [line.split() for line in shown if line.startswith("enwik8")]
     assert row == ["enwik8", "byte", "88,982,818", "4,945,742", "4,943,417", "36.4", "no"]
@@ -47,8 +46,7 @@ def test_what_is_prepared_is_listed_with_its_own_counts(home, monkeypatch, capsy
     Path("copy").mkdir()
     for name in files:
         Path("copy", name).write_bytes(TEXT)
-    assert main(words("data tiny --source copy --json")) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(printed("data tiny --source copy --json", capsys))
     whole = listed(capsys)["tiny"]
     assert told == whole and whole["prepared"] == "yes"
     assert whole["tokens"] == {"train": 400, "valid": 200, "test": 200}

@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import split as words
 
 import pytest
+from tiny_runs import printed
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
@@ -101,11 +102,11 @@ def test_evaluation_counts_every_target_once_whatever_the_memory(home: Path):
 
 
 def test_same_length_is_attn_len_equal_to_mem_len(home: Path, capsys):
-    assert main(words("eval runs/first --json --same-length --mem-len 16 9 --precision fp32")) == 0
-    same = json.loads(capsys.readouterr().out)["results"]
+    line = "eval runs/first --json --precision fp32 --mem-len 16"
+    same = json.loads(printed(f"{line} 9 --same-length", capsys))["results"]
     assert [(result["mem_len"], result["attn_len"]) for result in same] == [(16, 16), (9, 9)]
-    assert main(words("eval runs/first --json --attn-len 16 --mem-len 16 --precision fp32")) == 0
-    assert json.loads(capsys.readouterr().out)["results"][0]["nats"] == same[0]["nats"]
+    [windowed] = json.loads(printed(f"{line} --attn-len 16", capsys))["results"]
+    assert windowed["nats"] == same[0]["nats"]
 
 
 def test_score_prints_a_line_for_each_line_of_a_file_or_standard_input(home: Path, capsys):
@@ -114,23 +115,19 @@ def test_score_prints_a_line_for_each_line_of_a_file_or_standard_input(home: Pat
     figures = [list(map(float, line.split("\t"))) for line in shown]
     assert len(figures) == (b"import os\n\nxyzzy " * 3).count(b"\n") + 1
     assert all(bits == pytest.approx(-nats / math.log(2), abs=1e-3) for nats, _, bits in figures)
-    assert main(["score", "runs/first", "lines.txt", "--json"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(["score", "runs/first", "lines.txt", "--json"], capsys).splitlines()
     assert [json.loads(line)["log_prob"] for line in lines] == pytest.approx([nats for nats, *_ in figures], abs=1e-3)
 
 
 def test_generation_follows_its_prompt_and_its_seed(home: Path, capsys):
     asked = words("generate runs/first --max-tokens 20 --seed 3 --json")
-    assert main([*asked, "--prompt", "def a", "import", "--n", "2"]) == 0
-    rows = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    rows = list(map(json.loads, printed([*asked, "--prompt", "def a", "import", "--n", "2"], capsys).splitlines()))
     assert [row["prompt"] for row in rows] == ["def a", "def a", "import", "import"]
     assert rows[0]["text"] != rows[1]["text"]
-    assert main([*asked, "--prompt", "def a"]) == 0
-    assert json.loads(capsys.readouterr().out)["text"] == rows[0]["text"]
+    assert json.loads(printed([*asked, "--prompt", "def a"], capsys))["text"] == rows[0]["text"]
     assert json.loads(txl(*asked, "--prompt", "-", given=b"def a"))["text"] == rows[0]["text"]
     Path("prompt.txt").write_text("def a")
-    assert main([*asked, "--prompt", "@prompt.txt"]) == 0
-    assert json.loads(capsys.readouterr().out)["text"] == rows[0]["text"]
+    assert json.loads(printed([*asked, "--prompt", "@prompt.txt"], capsys))["text"] == rows[0]["text"]
 
 
 def test_a_text_streams_after_its_prompt_and_ends_before_a_stop_string(home: Path, capsys):
@@ -140,23 +137,19 @@ def test_a_text_streams_after_its_prompt_and_ends_before_a_stop_string(home: Pat
     assert shown.out.startswith(prompt) and "60 tokens in" in shown.err
     stop = shown.out[len(prompt) + 2 : len(prompt) + 4]
     ended = ["generate", "runs/first", "--from-test", "30", "--max-tokens", "60", "--temperature", "0", "--stop", stop]
-    assert main(ended) == 0
-    assert stop not in capsys.readouterr().out.removesuffix("\n")[len(prompt) :]
+    assert stop not in printed(ended, capsys).removesuffix("\n")[len(prompt) :]
 
 
 def test_text_from_the_test_split_is_shown_beside_what_follows_there(home: Path, capsys):
     asked = ["generate", "runs/first", "--from-test", "20", "--max-tokens", "10", "--temperature", "0", "--reference"]
     test = TEXT[-1000:].decode()
-    assert main([*asked, "--at", "100", "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
+    row = json.loads(printed([*asked, "--at", "100", "--json"], capsys))
     assert (row["prompt"], row["reference"]) == (test[100:120], test[120:130])
-    assert main([*asked, "--at", "100"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed([*asked, "--at", "100"], capsys)
     assert test[100:120] in shown and "Generated" in shown and " | Reference" in shown
     places = []
     for seed in (1, 1, 2):
-        assert main([*asked, "--at", "random", "--seed", str(seed), "--json"]) == 0
-        row = json.loads(capsys.readouterr().out)
+        row = json.loads(printed([*asked, "--at", "random", "--seed", str(seed), "--json"], capsys))
         places.append(row["prompt"] + row["reference"])
         assert places[-1] in test
     assert places[0] == places[1] != places[2]
@@ -177,8 +170,8 @@ def test_fine_tuning_starts_from_the_weights_and_vocabulary_of_a_run(home: Path,
     nats = []
     lengths = words("--mem-len 7 --tgt-len 9 --precision fp32")
     for run in ("runs/first", "runs/tuned"):  # at a learning rate of 0 they are the same weights
-        assert main(["eval", run, "--data", "other.txt", "--json", *lengths]) == 0
-        nats.append(json.loads(capsys.readouterr().out)["results"][0]["nats"])
+        [result] = json.loads(printed(["eval", run, "--data", "other.txt", "--json", *lengths], capsys))["results"]
+        nats.append(result["nats"])
     assert nats[0] == nats[1]
     assert (config.corpus.unit, config.corpus.newlines) == ("byte", "keep")
 
@@ -200,10 +193,9 @@ def test_a_folder_of_characters_words_or_byte_pairs(unit: str, home: Path, capsy
     for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
         (Path(unit) / name).write_text("Ünïcode wörds and   möre of them\n\nin lines\n" * 40)
     arguments = ["train", "text-words", "--data", unit, "--out", f"runs/{unit}", "--corpus.unit", unit, *TINY]
-    assert main([*arguments, *words("--corpus.reset-documents --train.max-steps 3")]) == 0
-    assert ("bpc" if unit == "char" else "ppl") in capsys.readouterr().out
-    assert main(words(f"generate runs/{unit} --max-tokens 8 --prompt 'Ünïcode wörds' --json")) == 0
-    assert json.loads(capsys.readouterr().out)["text"]
+    shown = printed([*arguments, *words("--corpus.reset-documents --train.max-steps 3")], capsys)
+    assert ("bpc" if unit == "char" else "ppl") in shown
+    assert json.loads(printed(f"generate runs/{unit} --max-tokens 8 --prompt 'Ünïcode wörds' --json", capsys))["text"]
 
 
 def test_a_published_corpus_from_its_files_to_new_text(home: Path, monkeypatch, capsys):
@@ -221,13 +213,10 @@ def test_a_published_corpus_from_its_files_to_new_text(home: Path, monkeypatch, 
     assert main(words("data tiny --source tiny")) == 0
     sentences = words("--corpus.name tiny --corpus.newlines sentence --corpus.shuffle-lines")
     assert main(["train", "text-words", "--out", "runs/tiny", *TINY, *sentences, "--train.max-steps", "60"]) == 0
-    capsys.readouterr()
-    assert main(words("eval runs/tiny --json")) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(printed("eval runs/tiny --json", capsys))
     assert result["results"][0]["targets"] == len(text.split()) + 80
     asked = ["generate", "runs/tiny", "--prompt", 'He said , "', "--max-tokens", "12", "--seed", "1"]
-    assert main(asked) == 0
-    assert capsys.readouterr().out.startswith('He said , "')
+    assert printed(asked, capsys).startswith('He said , "')
     assert main([*asked[:3], "Nobody knew", "--max-tokens", "3", "--json"]) == 0
     shown = capsys.readouterr()
     assert set(json.loads(shown.out)) == {"prompt", "text"}

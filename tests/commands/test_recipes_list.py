@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import split as words
 
 import pytest
-from tiny_runs import refused
+from tiny_runs import printed, refused
 
 from transformer_xl.commands import recipes as journey
 from transformer_xl.commands.main import main
@@ -23,9 +23,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def listed(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
-    capsys.readouterr()
-    assert main(["recipes", *words(arguments), "--json"]) == 0
-    return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["recipes"]}
+    found = json.loads(printed(["recipes", *words(arguments), "--json"], capsys))["recipes"]
+    return {entry["name"]: entry for entry in found}
 
 
 def test_every_recipe_is_listed_with_the_count_in_its_header(capsys):
@@ -38,8 +37,7 @@ def test_every_recipe_is_listed_with_the_count_in_its_header(capsys):
         if counts:
             assert counts == [f"{entries[name]['parameters']:,}"]
         assert (entries[name]["parameters"] is None) == (name == "text-words")
-    assert main(["recipes", "text-fast", "text-words"]) == 0
-    _, heading, demo, row = capsys.readouterr().out.splitlines()
+    _, heading, demo, row = printed(["recipes", "text-fast", "text-words"], capsys).splitlines()
     assert heading.split()[0] == "recipe" and demo.split()[0] == "text-fast"
     assert "4 layers of 256" in row and "your text, words" in row and "by the text" in row
 

@@ -11,7 +11,7 @@ from shlex import split as words
 
 import numpy as np
 import pytest
-from tiny_runs import MODEL, TRAIN, refused
+from tiny_runs import MODEL, TRAIN, printed, refused
 
 from transformer_xl import StreamLoader, evaluate, load_model, load_recipe
 from transformer_xl.commands.main import main
@@ -41,12 +41,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def shown(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert main(words(line)) == 0
-    return capsys.readouterr().out
-
-
 def test_a_folder_of_ids_has_a_recipe_its_counts_and_a_score(home: Path):
     config, log = load_recipe("runs/chars/config.toml"), Path("runs/chars/log.txt").read_text()
     assert (config.corpus.unit, config.eval.split) == ("id", "valid")
@@ -63,7 +57,7 @@ def test_a_folder_of_ids_has_a_recipe_its_counts_and_a_score(home: Path):
 
 def test_a_large_vocabulary_takes_the_recipe_for_words(home: Path, capsys):
     np.save("many.npy", np.arange(5_000))
-    told = shown("train --data many.npy --print-config", capsys)
+    told = printed("train --data many.npy --print-config", capsys)
     assert told.startswith("# Recipe text-words, Transformer-XL alone: many.npy has 4,500 ids of 5,000 in its train ")
     assert 'unit = "id"' in told and 'split = "test"' in told
     sentence = refused("train --data many.npy --print-config --corpus.unit byte", capsys)
@@ -71,13 +65,13 @@ def test_a_large_vocabulary_takes_the_recipe_for_words(home: Path, capsys):
 
 
 def test_ids_are_scored_with_the_vocabulary_of_the_run(home: Path, capsys):
-    own = json.loads(shown("eval runs/chars --json --precision fp32", capsys))
-    other = json.loads(shown("eval runs/chars --json --precision fp32 --data chars/val.bin", capsys))
+    own = json.loads(printed("eval runs/chars --json --precision fp32", capsys))
+    other = json.loads(printed("eval runs/chars --json --precision fp32 --data chars/val.bin", capsys))
     [result] = own["results"]
     assert own["split"] == "valid" and result["targets"] == 499 and result["unit"] == "id"
     assert result["bytes"] is None and result["bits_per_byte"] is None
     assert other["results"][0]["nats"] == result["nats"]
-    assert "per byte" not in shown("eval runs/chars", capsys)
+    assert "per byte" not in printed("eval runs/chars", capsys)
     np.save("high.npy", np.full(99, 500))
     size = len(load_model("runs/chars").vocab)
     assert f"must hold ids from 0 to {size - 1}, the vocabulary's, got 500" in refused(
@@ -88,14 +82,14 @@ def test_ids_are_scored_with_the_vocabulary_of_the_run(home: Path, capsys):
 
 
 def test_prompts_and_lines_are_numbers(home: Path, capsys):
-    text = shown("generate runs/chars --prompt '3 5 7' --max-tokens 6 --seed 1", capsys)
+    text = printed("generate runs/chars --prompt '3 5 7' --max-tokens 6 --seed 1", capsys)
     numbers = list(map(int, text.split()))
     assert numbers[:3] == [3, 5, 7] and len(numbers) == 9
-    whole = json.loads(shown("generate runs/chars --prompt '3 5 7' --max-tokens 6 --seed 1 --json", capsys))
+    whole = json.loads(printed("generate runs/chars --prompt '3 5 7' --max-tokens 6 --seed 1 --json", capsys))
     assert whole["prompt"] + whole["text"] == text.strip()
     assert "'x', id 1 of the text" in refused("generate runs/chars --prompt '3 x'", capsys)
     Path("lines.txt").write_text("3 5 7 9\n\n1 2\n")
-    scored = [json.loads(line) for line in shown("score runs/chars lines.txt --json", capsys).splitlines()]
+    scored = [json.loads(line) for line in printed("score runs/chars lines.txt --json", capsys).splitlines()]
     assert [line["targets"] for line in scored] == [3, 0, 1] and scored[0]["bytes"] is None
     model = load_model("runs/chars")
     found = model.score("3 5 7 9")
@@ -105,10 +99,10 @@ def test_prompts_and_lines_are_numbers(home: Path, capsys):
 
 
 def test_analyses_and_the_page_show_ids(home: Path, capsys):
-    assert "ppl" in shown("analyse length runs/chars --split valid --attn-len 3 --max-tokens 50", capsys)
-    shown("analyse recl runs/chars --split valid --step 5 --max-context 10 --positions 10 --out recl", capsys)
-    shown("analyse attention runs/chars --split valid --max-tokens 100 --positions 50 --out attention", capsys)
-    assert "report.html" in shown("report runs/chars --out report.html", capsys)
+    assert "ppl" in printed("analyse length runs/chars --split valid --attn-len 3 --max-tokens 50", capsys)
+    printed("analyse recl runs/chars --split valid --step 5 --max-context 10 --positions 10 --out recl", capsys)
+    printed("analyse attention runs/chars --split valid --max-tokens 100 --positions 50 --out attention", capsys)
+    assert "report.html" in printed("report runs/chars --out report.html", capsys)
 
 
 def test_a_run_of_ids_resumes_and_its_vocabulary_may_be_larger(home: Path, capsys):
@@ -117,9 +111,9 @@ def test_a_run_of_ids_resumes_and_its_vocabulary_may_be_larger(home: Path, capsy
     wide = ["train", "text-fast", "--data", "chars", *TINY, *STATIC, *words("--eval.split valid --out runs/wide")]
     assert main([*wide, "--model.vocab-size", "300"]) == 0
     assert len(load_model("runs/wide").vocab) == 300
-    assert "Resumed from step 4" in shown("train --resume --out runs/wide --train.max-steps 6", capsys)
+    assert "Resumed from step 4" in printed("train --resume --out runs/wide --train.max-steps 6", capsys)
     np.save("other.npy", [7, 299] * 99)
-    shown("eval runs/wide --data other.npy", capsys)
+    printed("eval runs/wide --data other.npy", capsys)
     narrow = ["train", "text-fast", "--data", "chars", *TINY, "--model.vocab-size", "9", "--out", "runs/narrow"]
     assert "must hold ids from 0 to 8" in refused(" ".join(narrow), capsys) and not Path("runs/narrow").exists()
     tuned = ["train", "--data", "other.npy", "--init", "runs/wide", *TRAIN, *STATIC, "--out", "runs/tuned"]
@@ -135,8 +129,8 @@ def test_a_text_and_ids_do_not_continue_each_other(home: Path, capsys):
 
 def test_a_model_of_ids_is_converted_and_back(home: Path, capsys):
     pytest.importorskip("transformers")
-    shown("convert runs/chars --to-format huggingface --to out", capsys)
-    shown("convert out --from huggingface --to back", capsys)
+    printed("convert runs/chars --to-format huggingface --to out", capsys)
+    printed("convert out --from huggingface --to back", capsys)
     assert not list(Path("out").glob("tokenizer*"))
     ours, back = load_model("runs/chars"), load_model("back")
     assert back.vocab == ours.vocab
@@ -144,7 +138,7 @@ def test_a_model_of_ids_is_converted_and_back(home: Path, capsys):
 
 
 def test_documents_reset_in_training_and_evaluation(home: Path, capsys):
-    result = json.loads(shown("eval runs/lines --json --data lines.jsonl --precision fp32", capsys))["results"][0]
+    result = json.loads(printed("eval runs/lines --json --data lines.jsonl --precision fp32", capsys))["results"][0]
     assert result["targets"] == sum(len(text) - 1 for text in TEXTS)
     loaded = load_model("runs/lines")
     lengths = loaded.config.eval_lengths

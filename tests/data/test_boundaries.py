@@ -8,7 +8,7 @@ from shlex import split as words
 
 import numpy as np
 import pytest
-from tiny_runs import TINY, TRAIN, refused
+from tiny_runs import TINY, TRAIN, printed, refused
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig
@@ -98,9 +98,7 @@ def test_a_run_keeps_it_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtur
     config = Run(out).settings()
     assert config.corpus.document_end == END and config.model.document_end is not None
     assert main(words(f"train --resume --out {out} --train.max-steps 6 --no-report")) == 0
-    capsys.readouterr()
-    assert main(words(f"eval {out} --data {lines} --split train --json")) == 0
-    [found] = json.loads(capsys.readouterr().out)["results"]
+    [found] = json.loads(printed(f"eval {out} --data {lines} --split train --json", capsys))["results"]
     texts = [f"{text} " for text in " ".join(DOCUMENTS).split()[1:]]
     assert found["bytes"] <= len("".join(texts)) + len(DOCUMENTS) + 1, "ends that were added count no bytes"
     again = tmp_path / "again"
