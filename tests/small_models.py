@@ -60,10 +60,6 @@ def inputs_of(model: TransformerXL, ids: Tensor) -> Tensor:
     return x if model.ngrams is None else x + model.ngrams(ids, ids.shape[1])
 
 
-def layers_of(model: TransformerXL) -> list[Any]:
-    return list(model.backbone.layers)
-
-
 def text(batch: int, length: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
     return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
 

@@ -22,10 +22,6 @@ class Tally(NamedTuple):
     def reset(self, rows: Tensor) -> Tally:
         return Tally(self.seen.masked_fill(rows, 0))
 
-    @staticmethod
-    def cat(states: list[Tally]) -> Tally:
-        return Tally(torch.cat([state.seen for state in states]))
-
 
 class TableModel(nn.Module):
     """The n-th token of a row, if its id is i, is followed by j with log-probability `table[n % clock, i, j]`."""

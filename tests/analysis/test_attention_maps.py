@@ -14,7 +14,7 @@ import torch
 from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VARIANTS, layers_of, lengths, small_model, text
+from small_models import VARIANTS, lengths, small_model, text
 from torch import nn
 
 from transformer_xl.analysis.attention import (
@@ -86,7 +86,7 @@ def attended(model: nn.Module, ids: torch.Tensor, memory: Any, call: Lengths) ->
     given: list[Any] = []
     heads: list[torch.Tensor] = []
     hooks = []
-    for layer in layers_of(model):  # type: ignore[arg-type]
+    for layer in model.backbone.layers:  # type: ignore[arg-type]
         attention = layer.attention
         hooks.append(attention.output.register_forward_pre_hook(lambda _, args: heads.append(args[0])))
         hooks.append(layer.register_forward_pre_hook(lambda module, args: given.append((module.attention, *args[:2]))))
@@ -204,7 +204,7 @@ def looking_back(distance: int, sharpness: float = 400.0) -> Any:
     """A model whose every head attends the key so far back: u, k and q are 0, and v is that distance's encoding."""
     model = small_model(d_model=10, d_head=10, n_head=1)
     with torch.no_grad():
-        for layer in layers_of(model):
+        for layer in model.backbone.layers:
             layer.attention.qkv.weight[:20] = 0
             layer.attention.position.weight.copy_(torch.eye(10))
         angle = distance * 10000 ** -(torch.arange(0, 10, 2, dtype=torch.float64) / 10)

@@ -102,7 +102,7 @@ def test_masked_scores_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
-@pytest.mark.parametrize("gate", ["input", "highway", "sigmoid-tanh", "gru"])
+@pytest.mark.parametrize("gate", ["input", "output", "highway", "sigmoid-tanh", "gru"])
 def test_the_formula_counts_the_products_of_gates(gate: str, training: bool) -> None:
     flop = []
     for name in ("none", gate):

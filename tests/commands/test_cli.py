@@ -19,7 +19,7 @@ from transformer_xl.commands import main as cli
 from transformer_xl.commands.main import main
 from transformer_xl.data.library import library
 from transformer_xl.ops import choice
-from transformer_xl.runtime.terminal import plain_table
+from transformer_xl.runtime.terminal import show_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -255,9 +255,9 @@ def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):
     choice.read_verdict.cache_clear()
 
 
-def test_tables_in_a_pipe_are_aligned_columns():
-    lines = plain_table("title", ["name", "bpc"], [["a", "1.25"], ["longer", "12.5"]])
-    assert lines == ["title", "name     bpc", "a       1.25", "longer  12.5"]
+def test_tables_in_a_pipe_are_aligned_columns(capsys):
+    show_table("title", ["name", "bpc"], [["a", "1.25"], ["longer", "12.5"]])
+    assert capsys.readouterr().out == "title\nname     bpc\na       1.25\nlonger  12.5\n"
 
 
 def test_the_demo_holds_out_whole_files_by_a_hash_of_their_names():

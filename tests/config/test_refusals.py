@@ -78,6 +78,8 @@ REFUSALS = (
     "--train.context-len 5",
     "--eval.context-len 5 --eval.mem-len 5",
     "--train.average-from 3",
+    "--train.cuda-graph --train.random-tgt-len",
+    "--train.batch-size 6 | --train.cuda-graph --train.batch-chunk 3",
     "--train.short-share 1",
     "--train.short-share 0.4 --train.tgt-len 5",
     "--train.short-share 0.4 --train.mem-len 7",

@@ -142,21 +142,6 @@ def test_a_text_without_a_target_is_refused():
         evaluate(TableModel(), segments_of([[-1, -1]]), LENGTHS)
 
 
-LINES = ["the cat", "", "a mat", "the cat sat on a mat the cat sat on a mat", "the dog ate", "at", "the cat"]
-
-
-@pytest.mark.parametrize("vocab", [BYTES, CHARS, WORDS, DROPPED], ids=["byte", "char", "word", "dropped"])
-@pytest.mark.parametrize("batch_tokens", [1, 13, 10_000])
-def test_a_line_scores_as_if_it_were_alone(vocab, batch_tokens):
-    model = small_model(vocab_size=len(vocab), dtype=torch.float32, dropout=0.3, train=True)
-    together = score_lines(model, vocab, LINES, LENGTHS, batch_tokens=batch_tokens)
-    assert model.training
-    for line, score in zip(LINES, together, strict=True):
-        (alone,) = score_lines(model, vocab, [line], LENGTHS)
-        assert score[1:] == alone[1:]
-        assert math.isclose(score.nats, alone.nats, rel_tol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("vocab", "line", "context", "targets", "size"),
     [
@@ -272,16 +257,12 @@ def run(tmp_path_factory: pytest.TempPathFactory):
     return save_checkpoint(folder / "run", model=model, vocab=BYTES, config=config)
 
 
-def evaluate_run(run: Path, **asked: Any) -> None:
-    Eval(run, **asked).run()
-
-
 class TestRun:
     """`txl eval`: options work together, or are refused in a sentence."""
 
     def told(self, run: Path, capsys: pytest.CaptureFixture[str], **asked: Any) -> dict[str, Any]:
         capsys.readouterr()
-        evaluate_run(run, device="cpu", precision="fp32", json=True, **asked)
+        Eval(run, device="cpu", precision="fp32", json=True, **asked).run()
         return json.loads(capsys.readouterr().out)
 
     def test_requested_options_reach_evaluation(self, run, capsys):
@@ -300,15 +281,15 @@ class TestRun:
         found = self.told(run, capsys, sliding=3, tgt_len=6)["results"][0]["nats"]
         alone = evaluate(
             Sliding(small_model(vocab_size=256, dtype=torch.float32), 6, 3),
-            StreamLoader(BYTES.encode(self._test_part(run)), batch_size=1, tgt_len=7, max_tokens=60),
+            StreamLoader(
+                BYTES.encode("".join((run.parent / "text.txt").read_text().splitlines(keepends=True)[-2:])),
+                batch_size=1,
+                tgt_len=7,
+                max_tokens=60,
+            ),
             LENGTHS,
         )
         assert math.isclose(found, alone.nats, rel_tol=1e-6)
-
-    def _test_part(self, run: Path) -> str:
-        """The last 5 % of a text, in whole lines, are its test split."""
-        lines = (run.parent / "text.txt").read_text().splitlines(keepends=True)
-        return "".join(lines[-2:])
 
     def test_a_text_without_splits_is_scored_whole(self, run, capsys, tmp_path):
         """Every target of the named file, not only the last 5 %."""
@@ -318,7 +299,7 @@ class TestRun:
         assert found["split"] == "all" and found["results"][0]["targets"] == 30 * 16 - 1
         assert self.told(run, capsys, split="all", **asked)["results"][0]["nats"] == found["results"][0]["nats"]
         assert self.told(run, capsys, split="test", **asked)["results"][0]["targets"] == 24 - 1
-        evaluate_run(run, device="cpu", data=asked["data"])
+        Eval(run, device="cpu", data=asked["data"]).run()
         shown = capsys.readouterr()
         assert "other.txt, all" in shown.out and "all: other.txt (480 bytes)" in shown.err
 
@@ -333,7 +314,7 @@ class TestRun:
         own = str(run.parent / "text.txt")
         assert self.told(run, capsys, split="all", max_tokens=0)["results"][0]["targets"] == 40 * 44 - 1
         capsys.readouterr()
-        evaluate_run(run, device="cpu", data=own)
+        Eval(run, device="cpu", data=own).run()
         assert "trained this model, and is read whole: --split test" in capsys.readouterr().err
 
     @pytest.mark.parametrize(("rule", "lr"), [("sgd", 0.02), ("rms", 0.1)])
@@ -347,8 +328,8 @@ class TestRun:
     @pytest.mark.parametrize(
         ("asked", "sentence"),
         [
-            ({"sliding": 9}, "stride of sliding windows must be from 1 to their width, 8 tokens, got 9"),
-            ({"sliding": 0, "tgt_len": 5}, "their width, 5 tokens, got 0"),
+            ({"sliding": 9}, "--sliding must be at least 1 and at most 8, got 9"),
+            ({"sliding": 0, "tgt_len": 5}, "--sliding must be at least 1 and at most 5, got 0"),
             ({"sliding": 1, "mem_len": (8,)}, "--sliding reads windows without memory: leave out"),
             ({"sliding": 1, "same_length": True}, "--sliding reads windows without memory: leave out"),
             ({"sliding": 1, "attn_len": (3,)}, "--sliding reads windows without memory: leave out"),
@@ -361,5 +342,5 @@ class TestRun:
     )
     def test_options_that_exclude_each_other_are_refused_in_one_sentence(self, run, asked, sentence):
         with pytest.raises(ValueError, match=sentence) as refused:
-            evaluate_run(run, device="cpu", **asked)
+            Eval(run, device="cpu", **asked).run()
         assert len(str(refused.value).splitlines()) == 1

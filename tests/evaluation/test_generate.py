@@ -212,19 +212,6 @@ def test_prompts_without_padding_support_are_read_separately():
         model.empty_memory(2, Lengths(tgt_len=1, mem_len=4), valid=torch.tensor([0, -1]))
 
 
-def test_the_state_stays_as_small_as_mem_len(monkeypatch):
-    model, sizes = transformer(), []
-    log_probs = model.log_probs
-
-    def watched(ids, memory, lengths, last=None):
-        sizes.append(memory.length)
-        return log_probs(ids, memory, lengths, last=last)
-
-    monkeypatch.setattr(model, "log_probs", watched)
-    ids_of_rows(model, [prompt(40), prompt(3)], GREEDY, 60)
-    assert max(sizes) == LENGTHS.mem_len and sizes[-50:] == [LENGTHS.mem_len] * 50
-
-
 def test_the_model_keeps_its_mode_and_gradients_between_tokens():
     model = TableModel().train()
     steps = stream(model, [prompt(2)], LENGTHS, GREEDY, 5)

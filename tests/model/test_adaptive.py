@@ -51,30 +51,6 @@ def softmax(shape: dict, seed: int = 0) -> AdaptiveSoftmax:
     return filled(AdaptiveSoftmax(config(shape)), seed)
 
 
-@each_shape
-@pytest.mark.parametrize("weight", [True, False])
-@pytest.mark.parametrize("projections", [(True,) * 4, (False, True, False, True)])
-def test_tied_tables_share_storage_and_each_projection_by_itself(
-    shape: dict, weight: bool, projections: tuple[bool, ...]
-) -> None:
-    first, last = embedding(shape, seed=1), softmax(shape, seed=2)
-    last.tie(first, weight=weight, projections=projections[: 1 + len(shape["cutoffs"])])
-    for mine, theirs in zip(first.tables, last.tables, strict=True):
-        assert (mine is theirs) == weight
-    for band, theirs in enumerate(last.projections):
-        mine = first.projections[band if len(first.projections) > 1 else 0]
-        assert (mine is theirs) == projections[band]
-
-
-def test_bands_get_narrower_only_with_div_val() -> None:
-    for module in (embedding(SHAPES["narrowing bands"]), softmax(SHAPES["narrowing bands"])):
-        assert [tuple(x.shape) for x in module.tables] == [(3, 13), (2, 6), (7, 3), (5, 1)]
-        assert [tuple(x.shape) for x in module.projections] == [(6, 13), (6, 6), (6, 3), (6, 1)]
-    assert [tuple(x.shape) for x in embedding(SHAPES["bands of one table"]).tables] == [(17, D_MODEL)]
-    assert len(embedding(SHAPES["bands of one table"]).projections) == 0
-    assert tuple(softmax(SHAPES["narrowing bands"]).cluster_weight.shape) == (3, 13)  # pyright: ignore
-
-
 @pytest.mark.parametrize("shape", [{}, {"cutoffs": (5, 11), "div_val": 2}])
 def test_second_derivatives_are_refused(shape: dict) -> None:
     """Gradients are added in place, so the derivatives of gradients would be wrong."""

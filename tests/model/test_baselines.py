@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from small_models import BASELINES as KINDS
-from small_models import layers_of, lengths, read, score, small_model, text
+from small_models import lengths, read, score, small_model, text
 from torch import Tensor, nn
 
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
@@ -36,7 +37,7 @@ def made(train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any
 
 def by_hand(model: Any, layer: int, x: np.ndarray, mem: int, call: Lengths) -> np.ndarray:
     """The sublayer's output before the residual, for one row; the last len(x) - mem positions are queries."""
-    attention, config = layers_of(model)[layer].attention, model.config
+    attention, config = model.backbone.layers[layer].attention, model.config
     w_q, w_k, w_v = (w.reshape(config.n_head, config.d_head, -1) for w in np.split(array(attention.qkv.weight), 3))
     out, farthest = [], config.positions - 1 if call.clamp_len is None else min(config.positions - 1, call.clamp_len)
     for i in range(mem, len(x)):
@@ -63,12 +64,12 @@ def array(x: Tensor) -> np.ndarray:
 @pytest.mark.parametrize("backend", sorted(BACKENDS.keys() - {"triton", "native"}))
 def test_shaw_by_hand(call: Lengths, backend: str) -> None:
     model = made(kind="shaw", positions=6, pre_lnorm=True)
-    for layer in layers_of(model):
+    for layer in model.backbone.layers:
         layer.attention.backend = backend
     ids = text(1, 11)
     memory = read(model, ids[:, :6], call).memory
     with torch.no_grad():
-        for number, layer in enumerate(layers_of(model)):
+        for number, layer in enumerate(model.backbone.layers):
             layer.feed_forward.outer.weight.zero_(), layer.feed_forward.outer.bias.zero_()
             after = read(model, ids[:, 6:], call, memory=memory)
             x = torch.cat([memory.layers[number], after.memory.layers[number][:, -5:]], 1)
@@ -89,7 +90,7 @@ def encoder_of(model: Any) -> nn.TransformerEncoder:
     )
     encoder = nn.TransformerEncoder(one, config.n_layer, enable_nested_tensor=False).double().eval()
     with torch.no_grad():
-        for theirs, ours in zip(encoder.layers, layers_of(model), strict=True):
+        for theirs, ours in zip(encoder.layers, model.backbone.layers, strict=True):
             attention, feed = ours.attention, ours.feed_forward
             for bias in (theirs.self_attn.in_proj_bias, theirs.self_attn.out_proj.bias):
                 bias.zero_()
@@ -105,15 +106,10 @@ def encoder_of(model: Any) -> nn.TransformerEncoder:
     return encoder
 
 
-def sinusoid(position: int, d_model: int) -> list[float]:
-    angles = [position / 10000 ** (2 * i / d_model) for i in range(d_model // 2)]
-    return [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
-
-
 @pytest.mark.parametrize("pre_lnorm", [False, True])
 def test_vaswani_equals_pytorchs_transformer(pre_lnorm: bool) -> None:
     model, ids = made(kind="vaswani", d_head=7, pre_lnorm=pre_lnorm), text(3, 11)
-    x = model.embedding(ids) + torch.tensor([sinusoid(position, 14) for position in range(11)], dtype=torch.float64)
+    x = model.embedding(ids) + torch.tensor(np.stack([oracle.encoding(position, 14) for position in range(11)]))
     expected = encoder_of(model)(x, mask=nn.Transformer.generate_square_subsequent_mask(11).double(), is_causal=True)
     torch.testing.assert_close(read(model, ids, lengths(0)).hidden, expected.detach())
 

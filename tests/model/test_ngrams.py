@@ -155,7 +155,7 @@ def test_dense_gradients_of_the_table_train_the_same_weights() -> None:
 
 def test_every_weight_has_one_optimizer() -> None:
     for optimizer in ("adam", "adamw", "sgd", "muon"):
-        model = small_model(**NGRAMS)
+        model = small_model(**NGRAMS, untie_r=True)
         optimizers = build_optimizers(model, TrainConfig(optimizer=optimizer))
         owned = [p for each in optimizers for group in each.param_groups for p in group["params"]]
         assert len(owned) == len({*owned}) and {*owned} == {*model.parameters()}

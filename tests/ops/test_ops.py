@@ -22,7 +22,6 @@ from transformer_xl.mistake import Mistake
 from transformer_xl.ops import (
     choice,
     chunked,
-    reference,
     relative_attention,
     resolve_backend,
     strided,
@@ -247,26 +246,6 @@ def test_inputs_do_not_change(backend: str) -> None:
     torch.testing.assert_close(inputs, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("given", "scale"), [(0.3, 0.3), (None, 5**-0.5)])
-def test_four_terms_add_up_to_the_score(given: float | None, scale: float) -> None:
-    inputs = {name: x.detach() for name, x in make_inputs(Case(), torch.float64).items()}
-    q, k, v, r, u, w = (inputs[name] for name in NAMES)
-    terms = reference.scores_by_term(q, k, r, u, w, scale=given)
-    i, j = torch.arange(7)[:, None] + 11, torch.arange(18)
-    seen = (j <= i).expand(3, 2, 7, 18)
-    position = r[:, (17 - (i - j)).clamp(max=17)]
-    expected = (
-        torch.einsum("bhik,bhjk->bhij", q, k),
-        torch.einsum("bhik,hijk->bhij", q, position),
-        torch.einsum("hk,bhjk->bhj", u, k)[:, :, None].expand_as(seen),
-        torch.einsum("hk,hijk->hij", w, position)[None].expand_as(seen),
-    )
-    for found, term in zip(terms, expected, strict=True):
-        torch.testing.assert_close(found[seen], scale * term[seen])
-    share = torch.stack(terms).sum(0).masked_fill(~seen, -math.inf).softmax(-1)
-    torch.testing.assert_close(share @ v, relative_attention(**inputs, scale=scale, backend="reference"))
-
-
 @pytest.mark.parametrize("scores", [1, 200, 3000])
 @pytest.mark.parametrize(
     "name",
@@ -419,11 +398,9 @@ def test_dropout_is_a_product_with_the_scaled_mask(dtype: torch.dtype) -> None:
     assert torch.autograd.gradgradcheck(lambda x: torch.manual_seed(3) and dropout(x, 0.3).square(), x.double()[:3, :5])
 
 
-def six(tokens: int = 5, keys: int = 9, *, learned: bool = True) -> list[Tensor]:
-    """The six tensors of a call of one row with two heads of 4."""
-    torch.manual_seed(0)
-    shapes = (1, 2, tokens, 4), (1, 2, keys, 4), (1, 2, keys, 4), (2, keys, 4), (2, 4), (2, 4)
-    return [torch.randn(shape, dtype=torch.float64, requires_grad=learned) for shape in shapes]
+def six() -> list[Tensor]:
+    """The six tensors of a small call."""
+    return list(make_inputs(Case(queries=5, memory=4, batch=1, head_size=4), torch.float64).values())
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "native"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -64,10 +64,7 @@ def found(tmp_path_factory):
     return of
 
 
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], rtol: float = 1e-9, atol: float = 1e-10) -> None:
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        torch.testing.assert_close(value, b[name], rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+assert_same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.timeout(400)

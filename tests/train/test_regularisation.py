@@ -11,13 +11,12 @@ from amount import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_models import lengths, read, small_model, text
-from torch import nn
 
 from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.loader import Segment
 from transformer_xl.ops.dropout import Dropout, word_dropout
 from transformer_xl.runtime.ranks import Ranks
-from transformer_xl.train.objective import Counts, Objective
+from transformer_xl.train.objective import Objective
 from transformer_xl.train.step import train_step, trained_targets
 
 ALL = {
@@ -112,19 +111,6 @@ def test_shared_positions_use_the_tokens_keys_and_the_query_of_distance_0():
     torch.testing.assert_close(hidden, whole.hidden[:, -1:])
 
 
-def test_activity_counts_scored_positions_only():
-    output = torch.tensor([[[1.0, 3.0], [2.0, 0.0], [5.0, 5.0]]])
-    scored = torch.tensor([[True, True, False]])
-
-    def activity(scored: torch.Tensor, alpha: float, beta: float) -> float:
-        objective = Objective(nn.Identity(), alpha=alpha, beta=beta)
-        return objective.activity(output, scored, Counts.of(scored)).item()
-
-    assert activity(scored, 2.0, 0.0) == 2 * (5 + 2) / 2
-    assert activity(scored, 0.0, 3.0) == 3 * 5
-    assert activity(~scored, 1.0, 1.0) == 25
-
-
 def test_regularised_adds_activity_of_the_output_before_dropout():
     model, ids = small_model(train=True, dropout_output=0.5, final_norm=True), text(2, 6)
     targets = ids.clone()
@@ -157,6 +143,8 @@ def gradients_of(shape: dict, segment: Segment, config: TrainConfig, ranks: Rank
 @settings(deadline=None, max_examples=examples(5))
 @given(counts=st.lists(st.integers(0, 7), min_size=4, max_size=4), loss=st.sampled_from(["full", "half"]))
 @example(counts=[6, 6, 2, 2], loss="full")
+@example(counts=[0, 0, 0, 0], loss="full")
+@example(counts=[1, 1, 1, 1], loss="full")
 @pytest.mark.parametrize(
     ("shape", "terms"),
     [({}, {"ar_alpha": 0.7, "tar_beta": 0.9}), ({"kind": "al-rfou", "positions": 9}, {})],

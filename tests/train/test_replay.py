@@ -139,12 +139,6 @@ def test_a_recording_on_a_cpu_is_refused(tmp_path: Path) -> None:
         resolve_settings(config, corpus)
 
 
-@pytest.mark.parametrize("changes", [{"batch_chunk": 3}, {"random_tgt_len": True}])
-def test_settings_that_do_not_go_with_it_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(Mistake, match=f"cuda_graph cannot be given with {next(iter(changes))}"):
-        replace(CONFIG, **changes)
-
-
 def test_several_ranks_are_refused() -> None:
     with pytest.raises(Mistake, match="several ranks"):
         Trainer(TransformerXL(SHAPE), None, CONFIG, ranks=Ranks(0, 2))  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
@@ -133,11 +132,9 @@ class Eval:
             trained.problems.append(
                 "--sliding reads windows without memory: leave out --mem-len, --attn-len, --same-length."
             )
-        from ..evaluation.sliding import check_stride
-
         found = trained.lengths(replace(self, mem_len=(0,), attn_len=(None,), same_length=False))
-        for each in found[:1]:
-            trained.problems.attempt(partial(check_stride, each.tgt_len, self.sliding))
+        if found:
+            trained.problems.bound(self, "sliding", least=1, most=found[0].tgt_len)
         return found
 
     def _reader(

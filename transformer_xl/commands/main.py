@@ -189,7 +189,3 @@ def rank_name() -> str:
 def complain(sentence: str) -> None:
     """Print a sentence on standard error. Control characters are escaped, because the sentence may quote a file."""
     print("txl:", printable(sentence), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -229,7 +229,8 @@ def read_prompts(
     if uneven and not model.takes_padding:
         rows = [(row[None, total - count :], [count]) for row, count in zip(ids, counts, strict=True)]
         read = [read_prompts(model, *row, lengths, device, precision) for row in rows]
-        return torch.cat([log_probs for log_probs, _ in read]), read[0][1].cat([state for _, state in read])
+        states: list[Any] = [state for _, state in read]
+        return torch.cat([log_probs for log_probs, _ in read]), states[0].cat(states)
     padding = torch.tensor([total - count for count in counts], device=device)
     if state is None:
         with torch.no_grad(), autocast(precision, device):

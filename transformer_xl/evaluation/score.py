@@ -36,9 +36,6 @@ class State(Protocol):
 
     def reset(self, rows: Tensor) -> State: ...
 
-    @property
-    def cat(self) -> Callable[..., State]: ...
-
 
 @runtime_checkable
 class Scoring(Protocol):

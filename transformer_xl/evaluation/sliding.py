@@ -11,13 +11,11 @@ Two predictions share a window. With stride 1 each has its own window of `contex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from ..config.settings import Lengths, TransformerXLConfig
 from ..mistake import Mistake
@@ -45,13 +43,6 @@ class Window(NamedTuple):
         """The given rows (streams), in the given order."""
         return Window(self.ids[rows], self.seen[rows])
 
-    @staticmethod
-    def cat(windows: Sequence[Window]) -> Window:
-        """Join the rows of several states. No window contains the padding of shorter states."""
-        length = max(window.ids.shape[1] for window in windows)
-        filled = [pad(window.ids, (length - window.ids.shape[1], 0)) for window in windows]
-        return Window(torch.cat(filled), torch.cat([window.seen for window in windows]))
-
     def reset(self, rows: Bool[Tensor, " B"]) -> Window:
         """Begin a new text in the marked rows; keep the others."""
         return self._replace(seen=self.seen.masked_fill(rows.to(self.seen.device), 0))
@@ -68,7 +59,10 @@ class Sliding(nn.Module):
 
     def __init__(self, model: Reader, context: int, stride: int = 1):
         super().__init__()
-        check_stride(context, stride)
+        if not 1 <= stride <= context:
+            raise Mistake(
+                f"The stride of sliding windows must be from 1 to their width, {context} tokens, got {stride}."
+            )
         self.model: Reader = model
         self.context: int = context
         self.stride: int = stride
@@ -146,12 +140,6 @@ class Sliding(nn.Module):
     def for_inference(self, precision: str = "fp32") -> Sliding:
         """A copy for inference."""
         return Sliding(self.model.for_inference(precision), self.context, self.stride)
-
-
-def check_stride(context: int, stride: int) -> None:
-    """Raise `Mistake` if windows of `context` tokens cannot score this many targets each."""
-    if not 1 <= stride <= context:
-        raise Mistake(f"The stride of sliding windows must be from 1 to their width, {context} tokens, got {stride}.")
 
 
 def _pick(x: Float[Tensor, "W C D"], positions: Int[Tensor, "W R"]) -> Float[Tensor, "W R D"]:

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .call import constant
 from .derivatives import first_derivative
 
 Columns = Sequence[tuple[Tensor, Tensor]]
@@ -42,14 +41,8 @@ def linear_nll(
             columns are views, and every element must be in one of them.
     """
     device = rows[0].device.type
-    casting = _can_cast(device) and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if casting else rows[0].dtype
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows[0].dtype
     return _LinearNLL.apply(columns, dtype, targets, len(rows), *rows, *parameters)
-
-
-@constant  # torch 2.11 would stop at this call
-def _can_cast(device: str) -> bool:
-    return torch.amp.is_autocast_available(device)
 
 
 class _LinearNLL(torch.autograd.Function):

@@ -164,13 +164,6 @@ def _program(length, begin, H, BLOCK: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _distances(S, ahead, BOTH: tl.constexpr):
-    """The number of rows of r."""
-    return S + ahead if BOTH else S
-
-
-@triton.jit
-@no_type_check
 def _product(rows, columns, PRECISION: tl.constexpr):
     """`rows` by `columns`, transposed.
 
@@ -234,7 +227,7 @@ def _scores(
     K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of scores in base 2 (-inf: hidden), the indices of its queries and keys, and the strip's far tile."""
-    r_rows = _load(r, T - first + key, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K)
+    r_rows = _load(r, T - first + key, 0, S + ahead, r_s, BLOCK, K, BLOCK_K)
     far = _product(position_q, r_rows, PRECISION)
     score = _slide(near, far, BLOCK - 1 - tl.arange(0, BLOCK)[:, None], BLOCK)
     score += _product(content_q, k_rows, PRECISION)
@@ -261,7 +254,7 @@ def forward(
     q_rows = _load(q, first, 0, T, q_t, BLOCK, K, BLOCK_K)
     content_q = q_rows + _load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
     position_q = q_rows + _load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
-    r_rows = _load(r, T - BLOCK - first + low, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K)
+    r_rows = _load(r, T - BLOCK - first + low, 0, S + ahead, r_s, BLOCK, K, BLOCK_K)
     near = _product(position_q, r_rows, PRECISION)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -353,7 +346,7 @@ def backward_keys(
         d_out_rows = _load(d_out, query, 0, T, o_t, BLOCK, K, BLOCK_K)
         i = query + row
         strip = T - BLOCK + first - query
-        R = _distances(S, ahead, BOTH)
+        R = S + ahead
         near = _product(position_q, _load(r, strip, 0, R, r_s, BLOCK, K, BLOCK_K), PRECISION)
         far = _product(position_q, _load(r, strip + BLOCK, 0, R, r_s, BLOCK, K, BLOCK_K), PRECISION)
         score = _slide(near, far, BLOCK - 1 - row, BLOCK) + _product(content_q, k_rows, PRECISION)
@@ -392,7 +385,7 @@ def backward_queries(
     head, b, h, first, low, high = _queries(lows, highs, begin, H, T, S, window, ahead, BOTH, BLOCK)
     k, r = k + b * k_b + h * k_h, r + h * r_h
     d_scores += (head - begin * H) * T * width
-    R = _distances(S, ahead, BOTH)
+    R = S + ahead
     i = first + tl.arange(0, BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     d_content = tl.zeros([BLOCK, BLOCK_K], tl.float32)
@@ -426,7 +419,7 @@ def backward_distances(
 ):  # fmt: skip
     """One block of distances, from every row of the batch whose index is the program's modulo `parts`: a part of their
     gradient, `d_r` [parts, R, H, K]."""
-    R = _distances(S, ahead, BOTH)
+    R = S + ahead
     _, part, h, first = _program(R, 0, H, BLOCK)
     row = tl.arange(0, BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]

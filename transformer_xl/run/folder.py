@@ -21,13 +21,11 @@ from ..config.recipe import load_recipe, write_toml
 from ..config.settings import RunConfig
 from ..config.values import join_words
 from ..data.corpus import Corpus
-from ..mistake import printable
 from ..ops import BACKENDS
 from ..runtime.device import CPUINFO
 from ..runtime.files import (
     LOCK,
     check_seal,
-    explain_write_error,
     holds_anything,
     lock_folder,
     plain_file,
@@ -37,6 +35,7 @@ from ..runtime.files import (
     write_whole,
 )
 from ..runtime.ranks import launch_id
+from ..runtime.terminal import ProgressPrinter
 from .metrics import Metrics
 from .parts import FILES, name_damage, read_header
 
@@ -185,10 +184,7 @@ class Run:
 
     def say(self, line: str) -> None:
         """Print a line and append it to the log."""
-        line = printable(line)
-        print(line, flush=True)
-        with explain_write_error(self.path / "log.txt"), (self.path / "log.txt").open("a", encoding="utf-8") as log:
-            log.write(line + "\n")
+        ProgressPrinter(log=self.path / "log.txt").note(line)
 
     @contextmanager
     def claimed(self, *, resume: bool = False, afresh: bool = False) -> Iterator[None]:

@@ -17,18 +17,13 @@ from .files import explain_write_error
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text under column names."""
-    print("\n".join(plain_table(title, columns, rows)), flush=True)
-
-
-def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table: the first column is aligned to the left, the others to the right."""
+    """Print rows of text under column names. The first column is aligned to the left, the others to the right."""
     first, *rest = (max(map(len, column)) for column in zip(columns, *rows, strict=True))
     lines = [title]
     for name, *cells in (columns, *rows):
         aligned = [name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, rest, strict=True))]
         lines.append("  ".join(aligned).rstrip())
-    return list(map(printable, lines))
+    print("\n".join(map(printable, lines)), flush=True)
 
 
 def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
