@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from transformer_xl.ops.testing import CASES, Case, assert_contract
 from transformer_xl.runtime.device import PRECISIONS
 
-
-@runtime_checkable
-class Reader(Protocol):
-    """A contender that reports its losses: `Prepared`."""
-
-    def call(self, name: str, **arguments: Any) -> Any: ...
-
+from .race import Prepared
 
 TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 1e-2}
 """fp32 sums of 12 layers agree to about 1e-5; bf16, with 8 bits and some 100 products, to about 2e-3. tf32, whose
@@ -48,7 +41,7 @@ def check_op(backends: Sequence[str], precisions: Sequence[str], device: str, *,
                     ) from error
 
 
-def check_same(prepared: Mapping[str, Reader], reference: str, pieces: Sequence[int]) -> dict[str, float]:
+def check_same(prepared: Mapping[str, Prepared], reference: str, pieces: Sequence[int]) -> dict[str, float]:
     """Make all contenders read the same tokens, and return the difference of each as a share of the mean loss.
 
     Raises:
@@ -71,7 +64,7 @@ def check_same(prepared: Mapping[str, Reader], reference: str, pieces: Sequence[
     return found
 
 
-def check_output(theirs: Reader, ours: Reader, precision: str) -> None:
+def check_output(theirs: Prepared, ours: Prepared, precision: str) -> None:
     """Check that two contenders with the same weights compute the same.
 
     Raises:

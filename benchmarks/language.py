@@ -14,7 +14,7 @@ from transformer_xl.mistake import Mistake
 from . import bound
 from .gate import check_op, check_same
 from .options import Options, finish, header, job, show, write_text
-from .race import Contender, Pool, Prepared, Runner, Timing, race
+from .race import Contender, Pool, Prepared, Timing, race
 
 PAPER = {
     "train": [(2, 512, 512)],
@@ -103,7 +103,7 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     differences = check_same(same, reference, [16] + [1] * 8 if part == "decode" else pieces)
 
     bounds = Bounds(part, options, config, work, pool)
-    runners: dict[str, Runner] = {**ready, **bounds.runners}
+    runners: dict[str, Prepared] = {**ready, **bounds.runners}
     timings = race(runners, options.repeats, turn_seconds=options.turn_seconds)
     least = {precision: bounds.seconds(timings, precision) for precision in options.precisions}
     tokens = work.batch * work.tgt_len

@@ -154,17 +154,8 @@ def header(part: str, options: Options) -> dict[str, Any]:
 
 def finish(result: dict[str, Any]) -> dict[str, Any]:
     """Print the result as a line of JSON, and return it."""
-    print(json.dumps(_short(result)), flush=True)
+    print(json.dumps(result), flush=True)
     return result
-
-
-def _short(value: Any) -> Any:
-    """The value with its numbers rounded to six digits."""
-    if isinstance(value, dict):
-        return {name: _short(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(item) for item in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def show(title: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> None:

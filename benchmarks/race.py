@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from transformer_xl.mistake import Mistake
 
@@ -108,13 +108,6 @@ class Process:
         self.errors.close()
 
 
-@runtime_checkable
-class Runner(Protocol):
-    """Takes turns; `run` returns the seconds of one unit of work."""
-
-    def run(self, times: int) -> float: ...
-
-
 class Prepared:
     """A contender ready to run."""
 
@@ -198,7 +191,7 @@ class Timing(NamedTuple):
         return cls(statistics.median(seconds), min(seconds), max(seconds))
 
 
-def race(runners: Mapping[str, Runner], repeats: int, *, turn_seconds: float = 0.3) -> dict[str, Timing]:
+def race(runners: Mapping[str, Prepared], repeats: int, *, turn_seconds: float = 0.3) -> dict[str, Timing]:
     """Warm up, then take `repeats` turns, round-robin; a turn has as many units of work as fit `turn_seconds`."""
     times = {}
     for key, runner in runners.items():

@@ -96,7 +96,7 @@ def test_the_share_decides_where_only_rare_positions_need_a_long_context():
 
 def test_a_gain_that_does_not_end_is_marked_as_not_reached():
     relative = np.array([[0.5, 0.02, 0.02], [0.5, 0.005, 0.5], [0.001, 0.5, 0.5]])
-    tokens, reached = effective(relative, np.array([10, 20, 30, 40]), 0.01)
+    tokens, reached = effective(relative, np.array([10, 20, 30, 40]))
     assert tokens.tolist() == [40, 20, 10] and reached.tolist() == [False, True, True]
 
 

@@ -336,7 +336,7 @@ class TestRun:
             ({"dynamic_lr": 0.1}, "--dynamic-lr needs --dynamic sgd or rms"),
             ({"dynamic": "sgd", "dynamic_epsilon": 0.1}, "--dynamic-epsilon needs --dynamic rms"),
             ({"dynamic": "rms", "dynamic_epsilon": 0.0}, "--dynamic-epsilon must be above 0"),
-            ({"dynamic": "rms", "dynamic_lr": -1.0}, "--dynamic-lr must be at least 0, got -1.0"),
+            ({"dynamic": "rms", "dynamic_lr": -1.0}, "--dynamic-lr must be at least 0 and at most"),
             ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ],
     )

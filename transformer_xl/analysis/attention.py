@@ -182,7 +182,6 @@ def average_attention(
     loader: Iterable[Segment],
     lengths: Lengths,
     *,
-    memory: Memory | None = None,
     precision: str = "fp32",
     block: int = BLOCK,
 ) -> AverageAttention:
@@ -191,6 +190,7 @@ def average_attention(
     shape = (len(attending_layers(model)), model.config.n_head)
     reach = lengths.mem_len + lengths.tgt_len if lengths.attn_len is None else lengths.attn_len
     host = sums_on(device)
+    memory: Memory | None = None
     sums = torch.zeros(len(KINDS), *shape, reach, dtype=torch.float64, device=host)
     counts, beyond, nats = sums.new_zeros(reach), sums.new_zeros(shape), sums.new_zeros(shape)
     queries, scored = 0, torch.empty(0, 0)

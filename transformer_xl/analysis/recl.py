@@ -79,10 +79,10 @@ def gains(losses: Float[np.ndarray, "I L P"], share: float, weights: Integer[np.
 
 
 def effective(
-    relative: Float[np.ndarray, "*R C"], contexts: Int[np.ndarray, " L"], threshold: float = THRESHOLD
+    relative: Float[np.ndarray, "*R C"], contexts: Int[np.ndarray, " L"]
 ) -> tuple[Int[np.ndarray, "*R"], Bool[np.ndarray, "*R"]]:
     """RECL in tokens, from the relative gains at all `contexts` except the longest, and whether it was reached."""
-    below = relative < threshold
+    below = relative < THRESHOLD
     reached = np.asarray(below.any(-1))
     return contexts[np.where(reached, below.argmax(-1), len(contexts) - 1)], reached
 
@@ -119,8 +119,6 @@ def measure(
     contexts: Int[np.ndarray, " L"],
     share: float,
     draws: Integer[np.ndarray, "R P"],
-    *,
-    threshold: float = THRESHOLD,
 ) -> ReclResult:
     """Compute RECL for one share of positions, with intervals over `draws`."""
     blocks = [None, *np.array_split(draws, 1 + draws.size // _AT_A_TIME)]
@@ -129,14 +127,14 @@ def measure(
     back = np.concatenate([gains(losses[:, ::-1], share, weights).relative[..., ::-1] for weights in blocks])
     relative = np.concatenate([each.relative for each in forth])
     perplexity = np.concatenate([each.perplexity for each in forth])
-    length, net = (_length(curve, contexts, threshold) for curve in (relative, relative - back))
+    length, net = (_length(curve, contexts) for curve in (relative, relative - back))
     curves = (relative[0], middle(relative[1:]), back[0], perplexity[0], middle(perplexity[1:]))
     return ReclResult(share, length, net, *curves)
 
 
-def _length(relative: Float[np.ndarray, "R I C"], contexts: Int[np.ndarray, " L"], threshold: float) -> EffectiveLength:
+def _length(relative: Float[np.ndarray, "R I C"], contexts: Int[np.ndarray, " L"]) -> EffectiveLength:
     """The length of the first curve, with the interval over the others."""
-    tokens, reached = effective(relative, contexts, threshold)
+    tokens, reached = effective(relative, contexts)
     return EffectiveLength(tokens[0], reached[0], middle(tokens[1:], method="inverted_cdf").astype(contexts.dtype))
 
 

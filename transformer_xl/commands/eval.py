@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..run.checkpoint import LoadedModel
     from ..run.trained import TrainedRun
 
-HIGHEST_RATE = 1e30
-
 
 @dataclass(frozen=True)
 class Eval:
@@ -110,10 +108,7 @@ class Eval:
         needed = {"lr": "sgd or rms", "decay": "sgd or rms", "epsilon": "rms", "tokens": "rms"}
         rule = self.dynamic
         problems += [f"--dynamic-{n} needs --dynamic {needed[n]}." for n in given if (rule or "none") not in needed[n]]
-        learning = problems.attempt(lambda: DynamicConfig(rule=rule, **given), "--dynamic-{}") if rule else None
-        if learning is not None and learning.lr > HIGHEST_RATE:
-            problems.append(f"--dynamic-lr must be at most {HIGHEST_RATE:g}, got {learning.lr:g}.")
-        return learning
+        return problems.attempt(lambda: DynamicConfig(rule=rule, **given), "--dynamic-{}") if rule else None
 
     def title(self, learning: DynamicConfig | None) -> str:
         """The addition to a title: what differs from reading as in training."""

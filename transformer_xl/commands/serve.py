@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Annotated
 
 from tyro.conf import arg
@@ -53,7 +54,8 @@ class Serve:
     precision: Precision = "auto"
 
     def run(self) -> None:
-        _refuse_without_packages()
+        if lacking := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
+            raise Mistake(f"txl serve needs {' and '.join(lacking)}. Install it: pip install fastapi uvicorn.")
         from ..interop.hub import local
         from ..run.trained import TrainedRun
         from ..serving.answers import Service
@@ -99,12 +101,3 @@ class Serve:
                 server.run(sockets=[socket])
             finally:
                 engine.stop()
-
-
-def _refuse_without_packages() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        message = f"txl serve needs {error.name}. Install it: pip install fastapi uvicorn."
-        raise Mistake(message) from None

@@ -46,7 +46,8 @@ class DynamicConfig(Checked):
     """rms: measure gradients over this many tokens of the training text; 0: over all."""
 
     def _problems(self) -> Iterator[Problem]:
-        yield from out_of_bounds(self, "lr", "decay", "epsilon", "tokens", least=0)
+        yield from out_of_bounds(self, "decay", "epsilon", "tokens", least=0)
+        yield from out_of_bounds(self, "lr", least=0, most=1e30)
         if self.rule == "rms" and self.epsilon == 0:
             yield Problem(("epsilon",), "{} must be above 0, got 0, because some weights never had a gradient.")
 

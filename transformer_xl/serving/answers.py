@@ -18,10 +18,10 @@ import numpy as np
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..evaluation.generate import Sampling
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 from .engine import Engine
 from .jobs import Ended, Event, Failed, Job, Scored, Wrote, has_room
-from .requests import Completion, Limits, Refused, short
+from .requests import Completion, Limits, Refused
 from .scores import Delta, TokenScores, as_json, to_json, token_name
 from .sessions import Past, Sessions, reach_of, shorter_memory
 
@@ -89,7 +89,7 @@ class Service:
             Refused: a field is wrong, or the answer would be too large.
         """
         if asked.model not in (None, self.name):
-            message = f"There is no model {short(asked.model or '')}; this server has {self.name}."
+            message = f"There is no model {shortened(asked.model or '')}; this server has {self.name}."
             raise Refused(404, message, "model", "model_not_found")
         most = self.limits.max_tokens
         if asked.max_tokens > most:

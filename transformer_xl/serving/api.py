@@ -22,8 +22,9 @@ from starlette.requests import ClientDisconnect
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..mistake import shortened
 from .answers import Answer, ClientGone, Service, check_ids
-from .requests import Completion, Detokenize, Refused, Tokenize, form_error, short
+from .requests import Completion, Detokenize, Refused, Tokenize, form_error
 from .scores import token_name
 
 T = TypeVar("T")
@@ -95,7 +96,8 @@ class Gate:
         with suppress(ValueError):
             host = urlsplit(f"//{host}").hostname or ""
         if host and host not in self.names and network_of(host) == host:
-            message = f"This server has no name {short(host)}. If it should, start it with --host-name {short(host)}."
+            name = shortened(host)
+            message = f"This server has no name {name}. If it should, start it with --host-name {name}."
             raise Refused(421, message, code="wrong_host")
 
     def _owner(self, headers: Mapping[str, str]) -> str:
@@ -272,11 +274,11 @@ def _mistake(request: Request, error: Exception) -> Response:
 
 
 def _http_error(request: Request, error: HTTPException) -> Response:
-    path = short(request.url.path)
+    path = shortened(request.url.path)
     messages = {
         400: "The body must be JSON, and it is not.",
         404: f"There is nothing at {path}. See /openapi.json.",
-        405: f"{short(request.method)} is not for {path}. See /openapi.json.",
+        405: f"{shortened(request.method)} is not for {path}. See /openapi.json.",
     }
     message = messages.get(error.status_code, str(error.detail))
     return _refused(request, Refused(error.status_code, message))

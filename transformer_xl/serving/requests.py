@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..mistake import shortened
+
 PROMPTS = 64
 """Maximum number of prompts of a request."""
 
@@ -136,10 +138,4 @@ def form_error(place: tuple[int | str, ...], message: str) -> Refused:
     field = Completion.model_fields.get(name)
     if field is not None and field.description:
         return Refused(400, f"{name} must be {field.description}.", name)
-    return Refused(400, f"{short(name)} is wrong: {message}.", short(name))
-
-
-def short(text: str) -> str:
-    """At most 40 characters of a text, none of them a control character."""
-    plain = text if text.isascii() and text.isprintable() else ascii(text)
-    return plain if len(plain) <= 40 else f"{plain[:40]}..."
+    return Refused(400, f"{shortened(name)} is wrong: {message}.", shortened(name))
