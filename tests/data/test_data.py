@@ -647,6 +647,7 @@ class TestPublished:
         with pytest.raises(FileNotFoundError, match="run `txl data tiny`, with --source PATH for a local copy"):
             open_corpus(config)
         assert prepare("tiny", tiny / "tiny.xz").path == home / "corpora" / "tiny"
+        assert open_corpus("tiny").vocab.newlines == "drop", "a name opens it as it is"
         with pytest.raises(FileNotFoundError, match="run `txl data tiny --newlines keep`"):
             open_corpus(CorpusConfig(name="tiny"))
         corpus = open_corpus(config)

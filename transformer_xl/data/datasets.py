@@ -54,8 +54,9 @@ def open_corpus(
     path, store = expand_home(config.name), store_of(config.name)
     if config.name in DATASETS:
         dataset = DATASETS[config.name]
-        other = vocab is not None and config.newlines not in dataset.protocols  # this setting is of the model's text
-        corpus = _open_prepared(config.name, dataset.newlines if other else config.newlines)
+        newlines = config.newlines if checked else dataset.newlines if vocab is None else vocab.newlines
+        other = vocab is not None and newlines not in dataset.protocols  # this setting is of the model's text
+        corpus = _open_prepared(config.name, dataset.newlines if other else newlines)
     elif store is not None:
         corpus = Corpus.open(store)
     elif path.exists():

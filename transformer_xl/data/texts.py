@@ -42,6 +42,7 @@ _ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog", "aut
 _SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What `save_to_disk` of the library datasets writes beside its `.arrow` files."""
 _HEAD = 1 << 13
+"""A file is binary if there is a NUL in this number of first bytes."""
 _FORMATS: dict[bytes, str] = {
     b"PAR1": "a Parquet file, which needs the suffix .parquet",
     b"ARROW1": "an Arrow file, which needs the suffix .arrow",
@@ -58,7 +59,7 @@ _FORMATS: dict[bytes, str] = {
 }
 """Formats whose content is not their bytes, by their first bytes."""
 _TOKENS = re.compile(rb'\s*\{\s*"(?:ids|input_ids|tokens)"\s*:\s*\[')
-"""A file is binary if there is a NUL in this number of first bytes."""
+"""How a file of token ids begins, which is no text."""
 _WINDOW = 1 << 20
 """Number of bytes in which to search for a position to cut words."""
 
