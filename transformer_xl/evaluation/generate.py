@@ -229,7 +229,7 @@ def read_prompts(
     if uneven and not model.takes_padding:
         rows = [(row[None, total - count :], [count]) for row, count in zip(ids, counts, strict=True)]
         read = [read_prompts(model, *row, lengths, device, precision) for row in rows]
-        states: list[Any] = [state for _, state in read]
+        states: list[Any] = [state for _, state in read]  # of models that take no padding, which all have `cat`
         return torch.cat([log_probs for log_probs, _ in read]), states[0].cat(states)
     padding = torch.tensor([total - count for count in counts], device=device)
     if state is None:

@@ -17,7 +17,7 @@ import triton
 from jaxtyping import Float
 from torch import Tensor
 
-from . import fused_step, kernels
+from . import fused_step, kernels, tiles
 from .call import Call
 from .masks import without_padding
 
@@ -123,7 +123,9 @@ def _launch(name: str, length: int, inputs: Sequence[Any], numbers: Numbers, *re
         KERNELS[name][(programs,)](*inputs, *strides, *numbers, *rest, **constants)
 
 
-SOURCES = b"".join(Path(file).read_bytes() for file in (__file__, kernels.__file__, fused_step.__file__))
+SOURCES = b"".join(
+    Path(file).read_bytes() for file in (__file__, kernels.__file__, tiles.__file__, fused_step.__file__)
+)
 _OWN = hashlib.sha256(__name__.encode() + SOURCES).hexdigest()[:16]
 """Part of the operators' names. If two copies of these files registered one name, PyTorch would call the second for
 both, without a warning: for instance an exported folder of another version."""
