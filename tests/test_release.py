@@ -80,9 +80,9 @@ def test_the_pages_about_a_release_link_to_files_that_exist() -> None:
 
 
 def test_pins_cover_what_every_extra_of_dev_needs() -> None:
-    pins = {
-        line.partition("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().split("\n")
-    }
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] not in ("", "#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", line) for line in lines)
+    pins = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     extras = PROJECT["optional-dependencies"]
     needs = {re.split(r"[\[<>=;]", line)[0] for name in extras.keys() - {"wandb"} for line in extras[name]}
     assert needs - pins == {"transformer-xl"}

@@ -649,6 +649,8 @@ class TestPublished:
         assert prepare("tiny", tiny / "tiny.xz").path == home / "corpora" / "tiny"
         assert open_corpus("tiny").vocab.newlines == "drop", "a name opens it as it is"
         with pytest.raises(FileNotFoundError, match="run `txl data tiny --newlines keep`"):
+            open_corpus("tiny", Vocab.build("byte", []))  # or as a model reads it
+        with pytest.raises(FileNotFoundError, match="run `txl data tiny --newlines keep`"):
             open_corpus(CorpusConfig(name="tiny"))
         corpus = open_corpus(config)
         assert corpus.vocab.symbols == tuple(b"ba")

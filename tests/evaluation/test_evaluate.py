@@ -279,14 +279,10 @@ class TestRun:
 
     def test_sliding_reads_one_stream(self, run, capsys):
         found = self.told(run, capsys, sliding=3, tgt_len=6)["results"][0]["nats"]
+        lines = (run.parent / "text.txt").read_text().splitlines(keepends=True)  # the last two are the test split
         alone = evaluate(
             Sliding(small_model(vocab_size=256, dtype=torch.float32), 6, 3),
-            StreamLoader(
-                BYTES.encode("".join((run.parent / "text.txt").read_text().splitlines(keepends=True)[-2:])),
-                batch_size=1,
-                tgt_len=7,
-                max_tokens=60,
-            ),
+            StreamLoader(BYTES.encode("".join(lines[-2:])), batch_size=1, tgt_len=7, max_tokens=60),
             LENGTHS,
         )
         assert math.isclose(found, alone.nats, rel_tol=1e-6)

@@ -68,9 +68,9 @@ def test_rows_can_be_padded_reset_and_selected(sizes: tuple[int, int], data: st.
         later, _ = sliding.hidden(ids[order, 6:], state, CALL)
     for row, pad in enumerate(padding):
         torch.testing.assert_close(late[row, pad:], alone(model, ids[row, pad:6], *sizes))
-    for place, row in enumerate(order):
+    for found, row in zip(later, order, strict=True):
         start = 6 if reset[row] else padding[row]
-        torch.testing.assert_close(later[place], alone(model, ids[row, start:], *sizes)[6 - start :])
+        torch.testing.assert_close(found, alone(model, ids[row, start:], *sizes)[6 - start :])
 
 
 @pytest.mark.parametrize("last", [1, 3])

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from transformer_xl.interop.mapping import entries
 from transformer_xl.interop.reading import read_model
 from transformer_xl.model.memory import Memory
 from transformer_xl.train.objective import Objective
@@ -25,37 +26,6 @@ WHOLE, TIED = "div1-partial", "div2-empty"
 
 BAR = {torch.float64: 1e-12, torch.float32: 2e-6}
 """A few last digits of float32, because losses are below 10. Gradients are relative to the largest of their array."""
-
-NAMES = {
-    r"transformer\.word_emb\.emb_layers\.(\d)\.weight": r"embedding.tables.\1",
-    r"transformer\.word_emb\.emb_projs\.(\d)": r"embedding.projections.\1",
-    r"transformer\.layers\.(\d)\.dec_attn\.qkv_net\.weight": r"backbone.layers.\1.attention.qkv.weight",
-    r"transformer\.layers\.(\d)\.dec_attn\.r_net\.weight": r"backbone.layers.\1.attention.position.weight",
-    r"transformer\.layers\.(\d)\.dec_attn\.o_net\.weight": r"backbone.layers.\1.attention.output.weight",
-    r"transformer\.layers\.(\d)\.dec_attn\.layer_norm\.(\w+)": r"backbone.layers.\1.attention.norm.\2",
-    r"transformer\.layers\.(\d)\.pos_ff\.CoreNet\.0\.(\w+)": r"backbone.layers.\1.feed_forward.inner.\2",
-    r"transformer\.layers\.(\d)\.pos_ff\.CoreNet\.3\.(\w+)": r"backbone.layers.\1.feed_forward.outer.\2",
-    r"transformer\.layers\.(\d)\.pos_ff\.layer_norm\.(\w+)": r"backbone.layers.\1.feed_forward.norm.\2",
-    r"transformer\.layers\.(\d)\.dec_attn\.r_w_bias": r"backbone.content_bias[\1]",
-    r"transformer\.layers\.(\d)\.dec_attn\.r_r_bias": r"backbone.position_bias[\1]",
-    r"transformer\.r_w_bias": "backbone.content_bias[0]",
-    r"transformer\.r_r_bias": "backbone.position_bias[0]",
-    r"crit\.out_layers\.(\d)\.weight": r"softmax.tables.\1",
-    r"crit\.out_layers\.(\d)\.bias": r"softmax.bias[\1]",
-    r"crit\.out_projs\.(\d)": r"softmax.projections.\1",
-    r"crit\.cluster_(\w+)": r"softmax.cluster_\1",
-}
-"""Their parameters and ours. [i] is a row, or the rows of band i if bands have tables of their own."""
-
-
-def ours(name: str, config: dict[str, Any], values: dict[str, Tensor]) -> tuple[str, Tensor]:
-    """Our name of a parameter of theirs, and its rows of `values`, which have our names."""
-    found = next(match.expand(place) for theirs, place in NAMES.items() if (match := re.fullmatch(theirs, name)))
-    found, _, row = found.rstrip("]").partition("[")
-    if not row or (found == "softmax.bias" and config["div_val"] == 1):
-        return found, values[found]
-    edges = [0, *config["cutoffs"], config["vocab_size"]]
-    return found, values[found][slice(*edges[int(row) :][:2]) if found == "softmax.bias" else int(row)]
 
 
 def edited(case: str, folder: Path, *, config: dict[str, Any] | None = None, weights: Any = None) -> Path:
@@ -89,13 +59,17 @@ def test_losses_memories_and_gradients_equal_theirs(case):
         for layer, states in enumerate(memory.layers):
             torch.testing.assert_close(states.transpose(0, 1), expected[f"memory.{number + 1}.{layer}"], **bar)
     loss.backward()
-    config = json.loads((GOLDEN / case / "config.json").read_text())
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    theirs = {key.removeprefix("gradient."): g for key, g in expected.items() if key.startswith("gradient.")}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    theirs = {
+        key.removeprefix("gradient.").removeprefix("transformer."): gradient
+        for key, gradient in expected.items()
+        if key.startswith("gradient.")
+    }
+    places = {entry.theirs: entry for entry in entries(model.config, reverse=False, names=theirs)}
     for name, gradient in theirs.items():
-        scale = max(gradient.abs().max().item(), 1)
-        torch.testing.assert_close(ours(name, config, gradients)[1], gradient, rtol=0, atol=scale * bar["atol"])
-    assert {ours(name, config, gradients)[0] for name in theirs} == {name for name, _ in model.named_parameters()}
+        actual = parameters[places[name].ours].grad[places[name].rows or slice(None)].reshape(gradient.shape)
+        torch.testing.assert_close(actual, gradient, rtol=0, atol=max(gradient.abs().max().item(), 1) * bar["atol"])
+    assert {parameters[places[name].ours] for name in theirs} == set(model.parameters())
     assert sum(g.numel() for g in theirs.values()) == sum(p.numel() for p in model.parameters())
 
 

@@ -10,7 +10,6 @@ import re
 import shutil
 from pathlib import Path
 from shlex import split as words
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +18,9 @@ from torch import Tensor
 
 from transformer_xl.commands.main import main
 from transformer_xl.interop.bundle import read_bundle
+from transformer_xl.interop.mapping import entries
 from transformer_xl.interop.reading import read_model
+from transformer_xl.interop.tensorflow import _canonical
 from transformer_xl.train.objective import Objective
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow"
@@ -28,51 +29,6 @@ each_case = pytest.mark.parametrize("case", CASES)
 
 BAR = {torch.float64: {"rtol": 0, "atol": 1e-12}, torch.float32: {"rtol": 1e-6, "atol": 2e-6}}
 """A few last digits of losses below 20, memories below 10, and gradients of the mean loss, which are smaller."""
-
-
-class Place(NamedTuple):
-    """A variable of theirs in our model: a parameter, or its rows of a band. Matrices may be transposed."""
-
-    pattern: str
-    ours: str
-    transposed: bool = False
-
-
-PLACES = (
-    Place(r"adaptive_embed/lookup_table", "embedding.tables.0"),
-    Place(r"adaptive_embed/proj_W", "embedding.projections.0", True),
-    Place(r"adaptive_embed/cutoff_(\d)/lookup_table", r"embedding.tables.\1"),
-    Place(r"adaptive_embed/cutoff_(\d)/proj_W", r"embedding.projections.\1", True),
-    Place(r"adaptive_softmax/bias", "softmax.bias"),
-    Place(r"adaptive_softmax/cutoff_(\d)/b", r"softmax.bias[\1]"),
-    Place(r"adaptive_softmax/cutoff_(\d)/proj", r"softmax.projections.\1", True),
-    Place(r"adaptive_softmax/cutoff_0/cluster_W", "softmax.cluster_weight"),
-    Place(r"adaptive_softmax/cutoff_0/cluster_b", "softmax.cluster_bias"),
-    Place(r"layer_(\d)/rel_attn/qkv/kernel", r"backbone.layers.\1.attention.qkv.weight", True),
-    Place(r"layer_(\d)/rel_attn/r/kernel", r"backbone.layers.\1.attention.position.weight", True),
-    Place(r"layer_(\d)/rel_attn/o/kernel", r"backbone.layers.\1.attention.output.weight", True),
-    Place(r"layer_(\d)/rel_attn/LayerNorm/gamma", r"backbone.layers.\1.attention.norm.weight"),
-    Place(r"layer_(\d)/rel_attn/LayerNorm/beta", r"backbone.layers.\1.attention.norm.bias"),
-    Place(r"layer_(\d)/ff/layer_1/kernel", r"backbone.layers.\1.feed_forward.inner.weight", True),
-    Place(r"layer_(\d)/ff/layer_1/bias", r"backbone.layers.\1.feed_forward.inner.bias"),
-    Place(r"layer_(\d)/ff/layer_2/kernel", r"backbone.layers.\1.feed_forward.outer.weight", True),
-    Place(r"layer_(\d)/ff/layer_2/bias", r"backbone.layers.\1.feed_forward.outer.bias"),
-    Place(r"layer_(\d)/ff/LayerNorm/gamma", r"backbone.layers.\1.feed_forward.norm.weight"),
-    Place(r"layer_(\d)/ff/LayerNorm/beta", r"backbone.layers.\1.feed_forward.norm.bias"),
-    Place(r"r_w_bias", "backbone.content_bias"),
-    Place(r"r_r_bias", "backbone.position_bias"),
-)
-
-
-def theirs(name: str, ours: dict[str, Tensor], edges: list[int]) -> tuple[str, Tensor]:
-    """Our name of a variable, and its rows of `ours`, which have our names, in the variable's layout."""
-    variable = name.removeprefix("transformer/")
-    place, match = next((p, m) for p in PLACES if (m := re.fullmatch(p.pattern, variable)))
-    parameter, _, band = match.expand(place.ours).rstrip("]").partition("[")
-    value = ours[parameter]
-    if band:
-        value = value[slice(*edges[int(band) :][:2])]
-    return parameter, value.T if place.transposed else value
 
 
 @each_case
@@ -91,18 +47,17 @@ def test_losses_memories_and_gradients_equal_theirs(case):
         compare(torch.stack(memory.layers).transpose(1, 2), mems)
     loss.backward()
     parameters = dict(model.named_parameters())
-    gradients = {name: parameter.grad for name, parameter in parameters.items()}
-    edges = [0, *imported.config.model.cutoffs, imported.config.model.vocab_size]
-    found, numbers = set(), 0
-    for name, gradient in expected.items():
-        if name.startswith("gradient/"):
-            parameter, actual = theirs(name.removeprefix("gradient/"), gradients, edges)
-            compare(actual.reshape(gradient.shape), gradient)
-            found.add(parameter)
-            numbers += gradient.numel()
+    wanted = {name.removeprefix("gradient/"): array for name, array in expected.items() if name.startswith("gradient/")}
+    originals = [_canonical(name) for name in wanted]
+    places = {entry.theirs: entry for entry in entries(model.config, reverse=False, names=dict(originals))}
+    for (original, transposed), gradient in zip(originals, wanted.values(), strict=True):
+        entry = places[original]
+        rows = parameters[entry.ours].grad[entry.rows or slice(None)]
+        compare((rows.T if transposed else rows).reshape(gradient.shape), gradient)
+    found = {places[original].ours for original, _ in originals}
     for name in parameters.keys() - found:  # bands as wide as the model have no projection there
         assert ".projections." in name and torch.equal(parameters[name], torch.eye(len(parameters[name]), dtype=dtype))
-    assert numbers == sum(parameters[name].numel() for name in found)
+    assert sum(g.numel() for g in wanted.values()) == sum(parameters[name].numel() for name in found)
 
 
 @each_case

@@ -166,8 +166,8 @@ def test_clients_take_turns() -> None:
 
 def test_a_client_gets_a_row_at_once_and_the_others_lose_nothing(engine: Engine) -> None:
     """A text that gave up its row goes on later as if nothing had been."""
-    long, found = {"ids": np.arange(9), "max_tokens": 300, "top_k": 1}, []
-    for others in (0, 5):  # the long texts take far more steps than these
+    long, found = {"ids": np.arange(9), "max_tokens": 900, "top_k": 1}, []
+    for others in (0, 20):  # the long texts take far more steps than these
         outs = [Written() for _ in range(8)]
         engine.submit([job(written=out, seed=seed, client="many", **long) for seed, out in enumerate(outs)])
         for _ in range(others):
