@@ -473,7 +473,7 @@ from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
 
 text = open(sys.argv[1], "rb").read()
 DATASETS["tiny"] = Dataset(
-    unit="byte", files={"tiny": "sha256:" + hashlib.sha256(text).hexdigest()}, packages=(),
+    unit="byte", files={"tiny": "sha256:" + hashlib.sha256(text).hexdigest()}, downloads=(),
     protocols={"drop": Protocol(None, {}), "keep": Protocol(None, {})}, cuts=(len(text) // 2, len(text) // 4 * 3),
 )
 sys.stdin.readline()

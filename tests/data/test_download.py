@@ -91,18 +91,6 @@ class TestDownloads:
         assert path.read_bytes() == CONTENT and len(good.requests) == 1
         assert "this address is given up" in capsys.readouterr().err
 
-    def test_a_file_without_a_digest_is_checked(self, server, tmp_path) -> None:
-        def check(path: Path) -> None:
-            if path.read_bytes() != CONTENT:
-                raise ValueError("it is another file")
-
-        server.put("bad/f", b"?")
-        server.put("f", CONTENT)
-        with pytest.raises(OSError, match="it is another file"):
-            download([DownloadSource(server.url("bad/f"))], tmp_path, check=check)
-        assert not visible(tmp_path)
-        assert download([DownloadSource(server.url("f"))], tmp_path, check=check).read_bytes() == CONTENT
-
     def test_if_every_address_fails_one_sentence_says_so(self, server, tmp_path) -> None:
         with pytest.raises(OSError) as error:
             download([published(server, "none/1"), published(server, "none/2")], tmp_path)

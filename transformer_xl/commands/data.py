@@ -86,8 +86,8 @@ def corpus_facts(name: str, store: Path) -> dict[str, Any]:
     counts = header.splits if header else published.protocols[published.newlines].splits if published else {}
     unit = header.unit if header else published.unit if published else ""
     files = store.iterdir() if header else ()
-    packages = published.packages if published else ()
-    sizes = [next((origin.bytes for origin in package.origins if origin.bytes), 0) for package in packages]
+    downloads = published.downloads if published else ()
+    sizes = [next((origin.bytes for origin in origins if origin.bytes), 0) for origins in downloads]
     return {
         "name": name,
         "unit": unit,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -28,15 +28,10 @@ class DownloadSource:
         return unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
 
 
-def download(
-    origins: Sequence[DownloadSource],
-    folder: Path,
-    *,
-    check: Callable[[Path], object] = lambda path: None,
-) -> Path:
+def download(origins: Sequence[DownloadSource], folder: Path) -> Path:
     """Download a file to `folder` from the first origin that works. If it is there already, no network is needed.
 
-    Each origin is tried three times. `check` verifies a file without a published digest, or raises `ValueError`.
+    Each origin is tried three times.
 
     Raises:
         OSError: a sentence with every address and the reason.
@@ -57,8 +52,6 @@ def download(
         try:
             with explain_write_error(path):
                 files.fetch(path.name, downloader=loader)  # type: ignore[arg-type] - a class of its own
-            if origin.digest is None:
-                check(path)
             return path
         except (RequestException, ValueError) as error:
             path.unlink(missing_ok=True)

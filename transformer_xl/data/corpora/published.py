@@ -9,7 +9,7 @@ To add a corpus, start with `Protocol(None, {})`, run `txl data NAME --source FO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..header import SPLITS as SPLITS
@@ -35,22 +35,14 @@ class Protocol:
 
 
 @dataclass(frozen=True)
-class Package:
-    """A file, or files in one archive, to download from the first address that works."""
-
-    files: tuple[str, ...]
-    origins: tuple[DownloadSource, ...]
-
-
-@dataclass(frozen=True)
 class Dataset:
     """A corpus with a fixed protocol."""
 
     unit: Unit
     files: Mapping[str, str]
     """The digest of each file, "sha256:..." or "md5:..."; empty if none is published."""
-    packages: tuple[Package, ...]
-    """The downloads that together have all files."""
+    downloads: tuple[tuple[DownloadSource, ...], ...]
+    """Files or archives that together have all files, each from the first address that works."""
     protocols: Mapping[Newlines, Protocol]
     """The counts by treatment of line ends, the published treatment first."""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -85,17 +77,10 @@ def _one_file_each(files: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return {split: (file,) for split, file in zip(SPLITS, files, strict=True)}
 
 
-def _package(files: Collection[str], *origins: DownloadSource) -> tuple[Package, ...]:
-    """All files of a corpus in one archive, at one or more addresses."""
-    return (Package(tuple(files), origins),)
-
-
-def _wikitext(
-    files: Collection[str], archive: str, size: int | None = None, digest: str | None = None
-) -> tuple[Package, ...]:
+def _wikitext(archive: str, size: int, digest: str) -> tuple[tuple[DownloadSource, ...]]:
     """The archive at two addresses: the bucket of the authors' company (closed in 2024) and the first author's copy."""
     folders = ("https://s3.amazonaws.com/research.metamind.io/wikitext", "https://wikitext.smerity.com")
-    return _package(files, *(DownloadSource(f"{folder}/{archive}", size, digest) for folder in folders))
+    return (tuple(DownloadSource(f"{folder}/{archive}", size, digest) for folder in folders),)
 
 
 _PTB = {
@@ -145,12 +130,13 @@ DATASETS: dict[str, Dataset] = {
     "enwik8": Dataset(
         unit="byte",
         files={"enwik8": "sha256:2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
-        packages=_package(
-            ["enwik8"],
-            DownloadSource(
-                "http://mattmahoney.net/dc/enwik8.zip",
-                36_445_475,
-                "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+        downloads=(
+            (
+                DownloadSource(
+                    "http://mattmahoney.net/dc/enwik8.zip",
+                    36_445_475,
+                    "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+                ),
             ),
         ),
         protocols={
@@ -162,14 +148,18 @@ DATASETS: dict[str, Dataset] = {
     "text8": Dataset(
         unit="char",
         files={"text8": "md5:3bea1919949baf155f99411df5fada7e"},
-        packages=_package(
-            ["text8"],
-            DownloadSource(
-                "http://mattmahoney.net/dc/text8.zip",
-                31_344_016,
-                "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+        downloads=(
+            (
+                DownloadSource(
+                    "http://mattmahoney.net/dc/text8.zip",
+                    31_344_016,
+                    "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+                ),
+                DownloadSource(
+                    "https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz",
+                    digest="md5:68799af40b6bda07dfa47a32612e5364",
+                ),
             ),
-            DownloadSource("https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz"),
         ),
         protocols={"keep": _protocol(27, (90_000_000, 27), (5_000_000, 27), (5_000_000, 27))},
         cuts=(90_000_000, 95_000_000),
@@ -177,7 +167,9 @@ DATASETS: dict[str, Dataset] = {
     "ptb": Dataset(
         unit="word",
         files=_PTB,
-        packages=tuple(Package((name,), (DownloadSource(f"{_PTB_FILES}/{name}"), *_PTB_ARCHIVES)) for name in _PTB),
+        downloads=tuple(
+            (DownloadSource(f"{_PTB_FILES}/{name}", digest=digest), *_PTB_ARCHIVES) for name, digest in _PTB.items()
+        ),
         protocols={
             "keep": _protocol(10_000, (929_589, 10_000, 45_020), (73_760, 6_022, 3_485), (82_430, 6_049, 4_794))
         },
@@ -186,7 +178,7 @@ DATASETS: dict[str, Dataset] = {
     "ptb-char": Dataset(
         unit="char",
         files=_PTB_CHAR,
-        packages=_package(_PTB_CHAR, *_PTB_ARCHIVES),
+        downloads=(_PTB_ARCHIVES,),
         protocols={"keep": _protocol(50, (5_017_482, 50), (393_042, 50), (442_423, 48))},
         splits=_one_file_each(_PTB_CHAR),
         spelling=_plain_characters,
@@ -194,11 +186,8 @@ DATASETS: dict[str, Dataset] = {
     "wikitext-2": Dataset(
         unit="word",
         files=_WIKITEXT_2,
-        packages=_wikitext(
-            _WIKITEXT_2,
-            "wikitext-2-v1.zip",
-            4_475_746,
-            "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+        downloads=_wikitext(
+            "wikitext-2-v1.zip", 4_475_746, "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"
         ),
         protocols={
             "keep": _protocol(33_278, (2_088_628, 33_278, 54_625), (217_646, 13_777, 11_718), (245_569, 14_143, 15_218))
@@ -208,15 +197,18 @@ DATASETS: dict[str, Dataset] = {
     "wikitext-2-raw": Dataset(
         unit="word",
         files=_WIKITEXT_2_RAW,
-        packages=_wikitext(_WIKITEXT_2_RAW, "wikitext-2-raw-v1.zip"),
+        downloads=_wikitext(
+            "wikitext-2-raw-v1.zip",
+            4_721_645,
+            "sha256:ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
+        ),
         protocols={"keep": _protocol(84_608, (2_088_628, 76_617), (217_646, 19_883), (245_569, 21_142))},
         splits=_one_file_each(_WIKITEXT_2_RAW),
     ),
     "wikitext-103": Dataset(
         unit="word",
         files=_WIKITEXT_103,
-        packages=_wikitext(
-            _WIKITEXT_103,
+        downloads=_wikitext(
             "wikitext-103-v1.zip",
             190_229_076,
             "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
@@ -236,11 +228,9 @@ DATASETS: dict[str, Dataset] = {
             _LM1B_TEST: "sha256:265dccd51762253e20425c21ff6ddf09e6da2e11a365da399b0390eebb2d52c8",
             _LM1B_VOCAB: "",
         },
-        packages=(
-            Package((*_LM1B_TRAIN, _LM1B_TEST), (_LM1B_ARCHIVE,)),
-            Package(
-                (_LM1B_VOCAB,), (DownloadSource("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt"),)
-            ),
+        downloads=(
+            (_LM1B_ARCHIVE,),
+            (DownloadSource("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt"),),
         ),
         protocols={
             "sentence": Protocol(
