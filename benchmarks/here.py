@@ -10,7 +10,6 @@ import gc
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from transformer_xl.train.choices import choices
 from transformer_xl.train.step import Trainer
 
 from . import bound
-from .peak import first_step, peak_memory, restart_peak
+from .measure import first_step, peak_memory, restart_peak, seconds_each
 from .rates import least_seconds, least_token_seconds
 
 
@@ -129,14 +128,6 @@ def measured_row(part: str, config: RunConfig, options: Here) -> dict[str, Any]:
         "bound_tokens_per_second": bound_seconds and tokens / bound_seconds,
         "share_of_bound": bound_seconds and bound_seconds / taken,
     }
-
-
-def seconds_each(run: Callable[[], object], times: int) -> float:
-    """Seconds of one unit. Each unit waits for the device, because it reads a number from it."""
-    start = time.perf_counter()
-    for _ in range(times):
-        run()
-    return (time.perf_counter() - start) / times
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

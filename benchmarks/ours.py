@@ -23,16 +23,8 @@ from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import train_step
 
 
-def random_weights(job: dict[str, Any]) -> None:
-    """Write random weights into the folder of the job."""
-    torch.manual_seed(0)
-    model = TransformerXL(model_config(job))
-    Path(job["weights"]).mkdir()
-    save_file({name: x.clone() for name, x in model.state_dict().items()}, Path(job["weights"]) / "ours.safetensors")
-
-
 def read_weights(job: dict[str, Any]) -> dict[str, Tensor]:
-    """The state of `TransformerXL` that `random_weights` or transformers wrote."""
+    """The state of `TransformerXL` that `Weights` or transformers wrote."""
     folder = Path(job["weights"])
     if (folder / "config.json").exists():
         return dict(read_model(folder, "huggingface").model.state_dict())
@@ -45,10 +37,13 @@ def model_config(job: dict[str, Any]) -> TransformerXLConfig:
 
 
 class Weights:
-    """Draws the weights of all contenders if Hugging Face's model does not. It is not timed."""
+    """Draws the weights of all contenders, if Hugging Face's model does not, into the folder of the job. Not timed."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        random_weights(job)
+        torch.manual_seed(0)
+        state, folder = TransformerXL(model_config(job)).state_dict(), Path(job["weights"])
+        folder.mkdir()
+        save_file({name: x.clone() for name, x in state.items()}, folder / "ours.safetensors")
 
 
 class Ours:
@@ -70,13 +65,7 @@ class Ours:
             self.config = TrainConfig(**settings)
             self.optimizers = build_optimizers(self.module, self.config)
 
-    def empty(self, batch: int) -> Any:
-        return self._state(batch, 0)
-
-    def full(self, batch: int) -> Any:
-        return self._state(batch, self.lengths.mem_len)
-
-    def _state(self, batch: int, length: int) -> Any:
+    def state(self, batch: int, length: int) -> Any:
         sizes = self.module.config
         like = self.module.softmax.bias
         memory = Memory(tuple(like.new_zeros(batch, length, sizes.d_model) for _ in range(sizes.n_layer)))

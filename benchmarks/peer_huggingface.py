@@ -25,11 +25,9 @@ class HuggingFace:
         self.module.crit.keep_order = True
         self.module.to(job["device"])
 
-    def empty(self, batch: int) -> State:
-        return self._zeros(batch, 0)
-
-    def full(self, batch: int) -> State:
-        return self._zeros(batch, self.job["mem_len"])
+    def state(self, batch: int, length: int) -> State:
+        shape = (length, batch, self.job["model"]["d_model"])
+        return [torch.zeros(shape, device=self.job["device"]) for _ in range(self.job["model"]["n_layer"])]
 
     def score(self, ids: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         out = self.module.transformer(ids, mems=state)
@@ -41,10 +39,6 @@ class HuggingFace:
     def following(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
         out = self.module(ids, mems=state)
         return out.prediction_scores[:, -1], out.mems
-
-    def _zeros(self, batch: int, length: int) -> State:
-        shape = (length, batch, self.job["model"]["d_model"])
-        return [torch.zeros(shape, device=self.job["device"]) for _ in range(self.job["model"]["n_layer"])]
 
 
 def config(job: dict[str, Any]) -> TransfoXLConfig:

@@ -44,14 +44,11 @@ class XTransformers:
             use_abs_pos_emb=False,
             attn_layers=layers,
         ).to(job["device"])
-        self.mem_len, self.device = job["mem_len"], job["device"]
+        self.device = job["device"]
 
-    def empty(self, batch: int) -> State:
-        return None
-
-    def full(self, batch: int) -> State:
+    def state(self, batch: int, length: int) -> State:
         _, state = self.module(torch.zeros(batch, 1, dtype=torch.long, device=self.device), return_mems=True)
-        return [x.new_zeros(batch, self.mem_len, x.shape[-1]) for x in state]
+        return [x.new_zeros(batch, length, x.shape[-1]) for x in state] if length else None
 
     def score(self, ids: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         logits, state = self.module(ids, mems=state, return_mems=True)

@@ -5,7 +5,6 @@ Operands stay in the cache if they fit. Each measurement takes the fastest of se
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,26 +15,15 @@ from transformer_xl.config.settings import TransformerXLConfig
 from transformer_xl.runtime.device import PRECISIONS
 
 from . import bound
+from .measure import seconds_each
 
 _SECONDS = 0.01
 """The minimum duration of a measurement."""
 
 
-def _seconds(call: Callable[[], Any], times: int) -> float:
-    cuda = torch.cuda.is_initialized()
-    if cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    if cuda:
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / times
-
-
 def _times(call: Callable[[], Any]) -> int:
     call()
-    return max(1, round(_SECONDS / max(_seconds(call, 2), 1e-7)))
+    return max(1, round(_SECONDS / max(seconds_each(call, 2), 1e-7)))
 
 
 class Products:
@@ -51,7 +39,7 @@ class Products:
             self.products.append((cache[key], _times(cache[key]), count))
 
     def seconds(self) -> float:
-        return sum(count * _seconds(call, times) for call, times, count in self.products)
+        return sum(count * seconds_each(call, times) for call, times, count in self.products)
 
 
 def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callable[[], Any]:
@@ -64,7 +52,7 @@ def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callabl
     ways = [partial(torch.matmul, x, layout, out=out) for layout in (w, w.mT.contiguous().mT)]
     for way in ways:
         way()
-    return min(ways, key=lambda way: min(_seconds(way, 1) for _ in range(2)))
+    return min(ways, key=lambda way: min(seconds_each(way, 1) for _ in range(2)))
 
 
 class Bandwidth:
@@ -74,7 +62,7 @@ class Bandwidth:
         self.array: torch.Tensor = torch.ones(job.get("bytes", 1 << 29) // 4, device=job["device"])
 
     def seconds(self) -> float:
-        return min(_seconds(self.array.sum, 1) for _ in range(3)) / (self.array.numel() * 4)
+        return min(seconds_each(self.array.sum, 1) for _ in range(3)) / (self.array.numel() * 4)
 
 
 def least_seconds(

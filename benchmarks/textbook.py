@@ -172,11 +172,9 @@ class Textbook:
         self.module.load_state_dict({name.removeprefix("backbone."): x for name, x in read_weights(job).items()})
         self.module.to(job["device"])
 
-    def empty(self, batch: int) -> State:
-        return self._zeros(batch, 0)
-
-    def full(self, batch: int) -> State:
-        return self._zeros(batch, self.job["mem_len"])
+    def state(self, batch: int, length: int) -> State:
+        shape = (batch, length, self.job["model"]["d_model"])
+        return [torch.zeros(shape, device=self.job["device"]) for _ in self.module.layers]
 
     def score(self, ids: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, state = self.module(ids, state, self.job["mem_len"])
@@ -185,10 +183,6 @@ class Textbook:
     def following(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, state = self.module(ids, state, self.job["mem_len"])
         return self.module.softmax.log_probs(hidden[:, -1]), state
-
-    def _zeros(self, batch: int, length: int) -> State:
-        shape = (batch, length, self.job["model"]["d_model"])
-        return [torch.zeros(shape, device=self.job["device"]) for _ in self.module.layers]
 
 
 class TextbookOp(Op):

@@ -26,13 +26,12 @@ import json
 import math
 import os
 import sys
-import time
 import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .peak import first_step, peak_memory, restart_peak
+from .measure import first_step, peak_memory, restart_peak, seconds_each, used_cuda
 
 
 class Worker:
@@ -71,12 +70,7 @@ class Worker:
         work = self.prepared[key]
         if hasattr(work, "seconds"):
             return {"seconds": work.seconds()}
-        _synchronise()
-        start = time.perf_counter()
-        for _ in range(times):
-            work.run()
-        _synchronise()
-        return {"seconds": (time.perf_counter() - start) / times}
+        return {"seconds": seconds_each(work.run, times)}
 
     def peak(self, key: str) -> dict[str, Any]:
         device, before = self.before[key]
@@ -88,27 +82,16 @@ class Worker:
     def release(self) -> dict[str, Any]:
         self.prepared.clear()
         gc.collect()
-        if cuda := _cuda():
+        if cuda := used_cuda():
             cuda.empty_cache()
         return {}
-
-
-def _cuda() -> Any:
-    """torch.cuda if this process has used it, otherwise None."""
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
-
-
-def _synchronise() -> None:
-    if cuda := _cuda():
-        cuda.synchronize()
 
 
 class LanguageWork:
     """A language model that trains steps, evaluates segments or reads single tokens, with a full memory.
 
-    The model has `module`, a torch module; `empty(batch)`, the state at the start of a text; `full(batch)`, a full one;
-    `score(ids, targets, state)`, the nats of each target [B, T] and the next state; `following(ids, state)`, the
+    The model has `module`, a torch module; `state(batch, length)`, the state after a text of that length, for instance
+    zeros; `score(ids, targets, state)`, the nats of each target [B, T] and the next state; `following(ids, state)`, the
     log-probabilities after the last token [B, V] and the next state; and maybe `learn(ids, targets, state)`, one
     optimizer step that returns the next state.
     """
@@ -135,7 +118,7 @@ class LanguageWork:
             )
         self.next_ids = self.text[:, :1]
         with self._reading():
-            self.state = model.full(job["batch"])
+            self.state = model.state(job["batch"], job["mem_len"])
 
     def run(self) -> None:
         if self.training:
@@ -156,7 +139,7 @@ class LanguageWork:
         self.position, found = 0, []
         self.model.module.eval()
         with self._reading():
-            state = self.model.empty(self.job["batch"])
+            state = self.model.state(self.job["batch"], 0)
             for length in pieces:
                 ids, targets = self._segment(length)
                 if length == 1:

@@ -10,17 +10,11 @@ import oracle
 import pytest
 import torch
 from small_models import BASELINES as KINDS
-from small_models import lengths, read, score, small_model, text
+from small_models import lengths, read, small_model, text
 from torch import Tensor, nn
 
-from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
-from transformer_xl.data.corpus import Corpus
-from transformer_xl.model.baselines import build_model
+from transformer_xl.config.settings import Lengths
 from transformer_xl.ops import BACKENDS
-from transformer_xl.run.checkpoint import load_model
-from transformer_xl.train.loop import fit
-
-each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 def made(train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
@@ -144,29 +138,3 @@ def test_calls_that_absolute_positions_cannot_serve_are_refused() -> None:
         with pytest.raises(ValueError, match=r"clamp_len must be none for kind = .*, which uses no distances, got 3"):
             model.hidden(text(1, 5), None, lengths(0, clamp_len=3))
     assert read(made(**KINDS["shaw"]), text(1, 23), lengths(0)).hidden.isfinite().all(), "farther ones have the last"
-
-
-# With the rest of the package
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Corpus:
-    letters = np.random.default_rng(1).integers(97, 107, 900).astype(np.uint8).tobytes()
-    splits = {"train": letters, "valid": letters[:100], "test": letters[:100]}
-    return Corpus.build(tmp_path_factory.mktemp("store") / "corpus", splits, name="letters")
-
-
-@each_kind
-@pytest.mark.parametrize("mem_len", [0, 7])
-def test_each_kind_is_trained_and_loaded(corpus: Corpus, tmp_path, kind: dict, mem_len: int) -> None:
-    settings = {"tgt_len": 5, "mem_len": mem_len, "batch_size": 6, "max_steps": 4, "device": "cpu", "precision": "fp32"}
-    shape = small_model(vocab_size=len(corpus.vocab), **kind).config
-    config = RunConfig(model=shape, train=TrainConfig(**settings, loss="half", lr=0.01, backend="strided"))
-    model = build_model(shape)
-    assert fit(model, corpus, config, tmp_path)
-    found = load_model(tmp_path).model
-    assert type(found) is type(model)
-    ids = text(2, 9, vocab=len(corpus.vocab))
-    call = config.eval_lengths
-    expected = score(model.eval(), ids, call, pieces=[5, 4])
-    torch.testing.assert_close(score(found, ids, call, pieces=[5, 4]), expected, rtol=0, atol=0)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from small_models import BASELINES
 from tiny_runs import without_clock
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -28,6 +29,7 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
+from transformer_xl.model.baselines import build_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.run.checkpoint import load_config, load_training, load_weights
 from transformer_xl.run.folder import Run, valid_loss
@@ -43,6 +45,13 @@ from transformer_xl.train.step import MOST_SKIPPED, Trainer
 SHAPE = TransformerXLConfig(
     vocab_size=256, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7, dropout=0.1, dropatt=0.1
 )
+RECURRENT = [
+    TransformerXLConfig(
+        vocab_size=256, kind=kind, n_layer=2, d_model=6, d_inner=7, locked_dropout=True, dropout=0.3, dropout_words=0.2,
+        dropout_input=0.4, dropout_output=0.1, weight_drop=0.5,
+    )
+    for kind in ("lstm", "qrnn")
+]  # fmt: skip
 TRAIN = TrainConfig(
     tgt_len=5, mem_len=7, batch_size=6, max_steps=8, lr=0.01, warmup_steps=2, device="cpu", precision="fp32",
     backend="strided", log_every=2, eval_every=4, save_every=3, keep=9,
@@ -59,7 +68,7 @@ def corpus(tmp_path_factory) -> Corpus:
 def start(shape: TransformerXLConfig = SHAPE, **changes: object) -> tuple[TransformerXL, RunConfig]:
     torch.manual_seed(3)
     config = RunConfig(model=shape, train=replace(TRAIN, **changes), eval=EvalConfig(batch_size=3))
-    return TransformerXL(shape), config
+    return build_model(shape), config
 
 
 def run(corpus: Corpus, folder: Path, *, resume: bool = False, **changes: object) -> tuple[TransformerXL, bool]:
@@ -84,6 +93,8 @@ AWD = {
         {"tgt_len": 6, "mem_len": 8, "short_share": 0.75, "shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31)},
         {"tgt_len": 6, "mem_len": 8, "short_share": 5 / 8},
         {"precision": "fp16"},
+        *({"loss": "half", "shape": replace(SHAPE, **kind)} for kind in BASELINES.values()),
+        *({"mem_len": 1, "tar_beta": 0.5, "shape": kind} for kind in RECURRENT),
     ],
 )
 def test_resuming_gives_the_bits_of_a_run_that_never_stopped(corpus, tmp_path, changes):

@@ -1,11 +1,35 @@
-"""Peak memory of this process: PyTorch's count on a GPU, otherwise the kernel's. Imports torch only when needed."""
+"""The time of a call, and the peak memory of this process: PyTorch's count on a GPU, otherwise the kernel's.
+
+torch is imported only when it is needed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+
+def used_cuda() -> Any:
+    """torch.cuda if this process has used it, otherwise None."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def seconds_each(call: Callable[[], object], times: int) -> float:
+    """Seconds of one of several calls, until the device has done its work."""
+    if cuda := used_cuda():
+        cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    if cuda := used_cuda():
+        cuda.synchronize()
+    return (time.perf_counter() - start) / times
 
 
 def restart_peak(device: str = "cpu") -> int:
