@@ -64,7 +64,7 @@ class Graph:
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def capture(graph: Graph) -> Iterator[None]:
+    def capture(graph: Graph, pool: object, stream: object) -> Iterator[None]:
         with monkeypatch.context() as patch:
             patch.setattr(replay, "forward_backward", graph.record)
             yield
@@ -72,6 +72,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
         monkeypatch.setattr(torch.cuda, "graph", capture)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 
 def losses(run: Any, *, spoil: int | None = None, compiled: bool = False) -> tuple[list[float], list[Tensor]]:

@@ -97,7 +97,7 @@ class Generate:
         pieces = stream_text(
             loaded.model, loaded.vocab, texts, lengths, sampling, self.max_tokens, precision=trained.precision
         )
-        written = _write(loaded, texts, pieces, self)
+        written = _write(texts, pieces, self)
         if _streams(texts, self):
             return
         for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
@@ -122,9 +122,7 @@ def _show_beside(context: str, text: str, reference: str) -> None:
     print("\n".join(f"{left:{width}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")))
 
 
-def _write(
-    loaded: LoadedModel, prompts: Sequence[str | bytes], pieces: Iterator[tuple[int, str]], options: Generate
-) -> list[str]:
+def _write(prompts: Sequence[str | bytes], pieces: Iterator[tuple[int, str]], options: Generate) -> list[str]:
     """The text after each prompt. A single one is printed while it is generated."""
     written, streams = [""] * len(prompts), _streams(prompts, options)
     if streams:
@@ -137,10 +135,10 @@ def _write(
     seconds = time.perf_counter() - start
     if streams:
         print(flush=True)
-    tokens = options.max_tokens * len(prompts)
-    if options.stop:
-        tokens = sum(len(loaded.vocab.encode(text)) for text in written)
-    print(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
+    what, count = "tokens", options.max_tokens * len(prompts)
+    if options.stop:  # so a text may have ended earlier
+        what, count = "characters", sum(map(len, written))
+    print(f"{count:,} {what} in {seconds:.1f} s, {count / seconds:,.0f} {what}/s", file=sys.stderr)
     return written
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagConversionOff, Positional, arg
@@ -59,7 +60,7 @@ class Train:
         recipe, why = self.recipe or "", ""
         if resume:
             from ..run.folder import Run
-            from ..train.start import resumed_settings
+            from ..train.resuming import resumed_settings
 
             given = {"recipe": self.recipe, "data": self.data, "init": self.init}
             config = resumed_settings(Run(folder), overrides, **given)
@@ -84,6 +85,9 @@ class Train:
             init = local(self.init) if self.init else None
             given = recipes.chosen_settings(self.recipe, overrides, self.data)
             origin = Origin(recipes.recipe_identity(recipe), init, self.init, given, why)
+            began = Run(recipes.find_recipe(recipe).parent).facts().get("init")
+            if began and init is None and rank_and_size()[0] == 0:
+                print(f"{recipe} is of a run that began with --init {began}, which is not given.", file=sys.stderr)
         return train(config, Run(folder), origin, resume=resume, afresh=self.resume == "auto", page=self.report)
 
 
@@ -121,7 +125,8 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
                 show_results(start.corpus.split(start.config.eval.split), [result])
             if ranks.first and page:
                 write_page([run.path])
-                print(f"txl report {run.path} adds what takes a minute: memory lengths and a coloured text.")
+                report = f"txl report {quote(str(run.path))}"
+                print(f"{report} adds what takes a minute: memory lengths and a coloured text.")
     return status
 
 

@@ -219,7 +219,7 @@ class TrainConfig(Checked):
         if self.parallel == "fsdp" and (self.compile or self.average_from):
             sentence = "{} and {} must be left out with {} = fsdp, which splits the weights. Use ddp."
             yield Problem(("compile", "average_from", "parallel"), sentence)
-        for name, usual in {"random_tgt_len": False, "batch_chunk": 1}.items():
+        for name, usual in {"random_tgt_len": False, "batch_chunk": 1, "recompute": False}.items():
             if self.cuda_graph and getattr(self, name) != usual:
                 yield Problem(("cuda_graph", name), "{} cannot be given with {}. Leave one of them out.")
         if self.batch_chunk > 0 and self.batch_size % self.batch_chunk:
@@ -297,9 +297,11 @@ class RunConfig(Checked):
                 yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
 
     def _problems_of_ngrams(self) -> Iterator[Problem]:
-        for name in ("ngrams", "matches") if self.train.parallel == "fsdp" else ():
+        rows, one = "gradients of a few rows", "its one number"
+        unsplit = {"ngrams": rows, "matches": rows, "qk_norm": one} if self.train.parallel == "fsdp" else {}
+        for name, what in unsplit.items():
             if getattr(self.model, name):
-                sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
+                sentence = f"{{}} must be left out with {{}} = fsdp, which cannot split {what}. Use ddp."
                 yield Problem((f"model.{name}", "train.parallel"), sentence)
         if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_sizes:
             parts = ("model.ngrams", "model.matches")

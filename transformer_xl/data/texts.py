@@ -125,6 +125,9 @@ def read_splits(path: Path, unit: Unit, *, whole: bool = False, column: str = ""
         if not texts:
             what = "ids" if unit == "id" else "text"
             sentence = f"{path} has no {what} for the {split} split: it is empty or too short. Give more {what}."
+            if lines and not named:
+                sentence = f"{path} has too few documents for the {split} split, because a split has whole ones."
+                sentence += " Give more documents, or a file for each split."
             raise Mistake(" ".join([sentence, *left_out]))
     digests = {each.text.file: each.digest for each in found}
     cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]

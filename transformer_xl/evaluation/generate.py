@@ -92,6 +92,9 @@ class Sampling:
             yield f"top_p must be above 0 and at most 1, got {self.top_p}. Use 1 to draw from all tokens."
         if isinstance(self.stop, str) or not all(self.stop):
             yield f"stop must be a tuple of strings that are not empty, got {self.stop!r}."
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in self.bias):
+            yield f"bias must be a tuple of pairs, each an id and a number, got {shortened(repr(self.bias))}."
+            return
         if not all(type(i) is int and i >= 0 for i in (*self.forbid, *(i for i, _ in self.bias))):
             yield f"forbid and bias must name ids, got {shortened(repr((self.forbid, self.bias)))}."
         if not all(math.isfinite(number) for _, number in self.bias):

@@ -63,14 +63,23 @@ class LanguageModel(LoadedModel):
     """
 
     def with_lengths(self, **lengths: int | None) -> LanguageModel:
-        """The same model with other lengths: `tgt_len`, `mem_len`, `clamp_len` or `attn_len`.
+        """The same model with other lengths: `tgt_len`, `mem_len`, `clamp_len` or `attn_len`, of which None switches
+        the last two off. An `attn_len` of training that does not fit a shorter memory is off too.
 
         Raises:
             Mistake: these lengths are impossible.
         """
         if unknown := lengths.keys() - {"tgt_len", "mem_len", "clamp_len", "attn_len"}:
             raise Mistake(f"with_lengths takes tgt_len, mem_len, clamp_len and attn_len, got {', '.join(unknown)}.")
-        return self._replace(config=replace(self.config, eval=replace(self.config.eval, **lengths)))
+        own = self.config.eval_lengths
+        mem_len = own.mem_len if lengths.get("mem_len") is None else lengths["mem_len"]
+        if own.attn_len is not None and mem_len is not None and own.attn_len > mem_len + 1:
+            lengths = {"attn_len": None} | lengths
+        off = {name: None for name in ("clamp_len", "attn_len") if lengths.get(name, 0) is None}
+        train, scored = replace(self.config.train, **off), replace(self.config.eval, **lengths)
+        found = self._replace(config=replace(self.config, train=train, eval=scored))
+        _ = found.config.eval_lengths  # refuses impossible ones
+        return found
 
     @overload
     def score(self, text: str | bytes, context: Context | None = None) -> ScoredTokens: ...

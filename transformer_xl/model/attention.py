@@ -14,7 +14,7 @@ from ..config.settings import TransformerXLConfig
 from ..ops import check_backend, relative_attention
 from ..ops.dropout import Dropout
 from .gates import build_join
-from .modules import First, Keys, Queries, RowLinear, Vectors
+from .modules import First, Keys, Queries, RowLinear, Vectors, has_hooks
 
 
 def sinusoids(
@@ -126,8 +126,7 @@ class RelativeMultiheadAttention(nn.Module):
 
     def keys_values(self, past: Float[Tensor, "B M D"]) -> tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]:
         """Keys and values of memory. No gradient reaches the memory itself."""
-        weight = self.qkv.weight[self.n_head * self.d_head :]
-        k, v = self._split(F.linear(self.norm(past) if self.pre_lnorm else past, weight), 2)
+        k, v = self._projected(self.norm(past) if self.pre_lnorm else past, slice(1, 3))
         return (k if self.qk_norm is None else _normalised(k)), v
 
     def positions(
@@ -143,7 +142,7 @@ class RelativeMultiheadAttention(nn.Module):
             )
             r = self._by_head(self.position(encodings))
             return Positions(self.dropout(r) if self.dropout.locked else r, content_bias, position_bias)
-        queries, keys = self._split(F.linear(encodings, self.qkv.weight[: 2 * self.n_head * self.d_head]), 2)
+        queries, keys = self._projected(encodings, slice(0, 2))
         both = torch.cat([keys, queries])
         r, queries = (self.dropout(both) if self.dropout.locked else both).chunk(2)
         return Positions(r, queries[:, -1], queries[:, -1])
@@ -152,6 +151,14 @@ class RelativeMultiheadAttention(nn.Module):
         """The sublayer's output: `x` joined with the projected outputs of the heads."""
         x = self.join(x, self.dropout(self.output(attended.transpose(1, 2).flatten(2))))
         return x if self.pre_lnorm else self.norm(x)
+
+    def _projected(self, x: Float[Tensor, "*B L D"], parts: slice) -> list[Float[Tensor, "*B H L K"]]:
+        """These of the queries, keys and values of `x`: by their rows of the weight, unless the projection has hooks or
+        is wrapped, for instance by a low-rank addition."""
+        if type(self.qkv) is not RowLinear or has_hooks(self.qkv):
+            return self._split(self.qkv(x), 3)[parts]
+        rows = self.qkv.weight.unflatten(0, (3, -1))[parts]
+        return self._split(F.linear(x, rows.flatten(0, 1)), len(rows))
 
     def _split(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:
         return [self._by_head(part) for part in x.chunk(parts, dim=-1)]

@@ -104,9 +104,10 @@ class BidirectionalAttention(nn.Module):
         rows = x if past is None else torch.cat([past, x], dim=1)
         k, v = self.key_value(rows).chunk(2, dim=-1)
         q, k, v = (self._heads(each) for each in (self.query(x), k, v))
+        span = k.shape[2] + q.shape[2] - 1
         if self.shift == "relative":
             attended = relative_attention(
-                *(q, k, v, self._encoded(torch.arange(k.shape[2] - 1, -q.shape[2], -1, device=x.device), x)),
+                *(q, k, v, self._encoded(k.shape[2] - 1 - torch.arange(max(span, 0), device=x.device), x)),
                 *(self.content_bias, self.position_bias),
                 causal=False,
                 attn_len=attn_len,
@@ -118,7 +119,7 @@ class BidirectionalAttention(nn.Module):
                 backend=self.backend,
             )
         else:
-            r = q.new_zeros(()).expand(self.n_head, k.shape[2] + q.shape[2] - 1, q.shape[3])
+            r = q.new_zeros(()).expand(self.n_head, span, q.shape[3])
             check_call(
                 *(q, k, v, r, self.content_bias, self.position_bias, valid, end, first),
                 later=q.shape[2] - 1,
@@ -186,8 +187,9 @@ class BidirectionalAttention(nn.Module):
         return (q + bias[:, None]) @ k.mT / q.shape[-1] ** 0.5
 
     def _encoded(self, positions: Int[Tensor, "*B R"], x: Float[Tensor, "B T D"]) -> Float[Tensor, "*B H R K"]:
-        """The projected encodings of distances or positions."""
-        encodings = self.encode(positions.flatten().to(self.content_bias.dtype), x.shape[2]).to(x.dtype)
+        """The projected encodings of distances or positions, which half precision cannot represent."""
+        exact = torch.promote_types(self.content_bias.dtype, torch.float32)
+        encodings = self.encode(positions.flatten().to(exact), x.shape[2]).to(x.dtype)
         return self._heads(self.position(encodings.view(*positions.shape, -1)))
 
     def _heads(self, x: Float[Tensor, "*B L W"]) -> Float[Tensor, "*B H L K"]:

@@ -27,6 +27,11 @@ ROWS = 16
 """In bfloat16 on a CPU a product with more rows gets a multiple of this number."""
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module does more than its `forward`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 class RowLinear(nn.Linear):
     """PyTorch's linear layer, with other products in bfloat16 on a CPU.
 

@@ -16,7 +16,7 @@ from ..ops.choice import native_refusal
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveSoftmax
 from .attention import Positions, RelativeMultiheadAttention
-from .modules import RowLinear
+from .modules import RowLinear, has_hooks
 from .transformer_xl import DecoderLayer, FeedForward, TransformerXLBackbone
 
 MOST_ROWS = 64
@@ -92,7 +92,7 @@ class NativeStep:
 def _is_known(module: nn.Module, dtype: torch.dtype) -> bool:
     """Whether a module computes only what its class says, with weights that the step can read."""
     dtype = dtype if isinstance(module, nn.Linear) else torch.float32
-    plain = type(module) in _MODULES and not module._forward_hooks and not module._forward_pre_hooks
+    plain = type(module) in _MODULES and not has_hooks(module)
     weights = module.parameters(recurse=False)
     return plain and all(type(w) is nn.Parameter and w.dtype == dtype and w.is_contiguous() for w in weights)
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..config.settings import Lengths
@@ -31,6 +31,7 @@ from .fused import FusedStep, can_fuse
 from .inference import KVCache, check_state
 from .inputs import as_marks, check_vectors
 from .memory import Memory, reset_tokens
+from .modules import has_hooks
 from .native import NativeStep, can_step
 from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
 
@@ -73,6 +74,18 @@ class Ring(NamedTuple):
         return F.scaled_dot_product_attention(query, k, v, scores, scale=scale)
 
 
+class Reader(NamedTuple):
+    """How a step reads: in C++, or else by `VectorStep._next`, maybe with the fused kernels, maybe recorded.
+
+    It must not refer to the step, whose rings would then stay until Python looks for cycles.
+    """
+
+    native: NativeStep | None = None
+    fused: FusedStep | None = None
+    """It owns tensors that a recording reads, so it must live as long."""
+    recorded: Run | None = None
+
+
 class VectorStep:
     """Reads one more vector of each row with a backbone. It holds the past, and each call changes it.
 
@@ -80,8 +93,9 @@ class VectorStep:
         output = step(x)        # [rows, 1, D] -> [rows, D]
         step.reset(ended)       # empties these rows, where an episode ended
 
-    It returns the last output of `backbone(x, memory, lengths)` for the same past, to rounding. It keeps projections of
-    the past, so make a new one when the weights change. It consumes a `KVCache`.
+    It returns the last output of `backbone(x, memory, lengths)` for the same past, to rounding; of a longer past it
+    reads the part that `lengths` allow. It keeps projections of the past, so make a new one when the weights change. It
+    consumes a `KVCache`.
     """
 
     @torch.no_grad()
@@ -125,7 +139,7 @@ class VectorStep:
         for layer, own in tables:
             assert own is not None, "a packaged backbone has positions"
             self.positions.append(own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()))
-        self._run: list[Run | NativeStep] = []  # none before the first call; for selections too
+        self._readers: list[Reader] = []  # none before the first call; for selections too
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
@@ -134,13 +148,13 @@ class VectorStep:
         check_vectors(x, self.backbone.like)
         if x.shape[:2] != (rows, 1):
             raise Mistake(f"x must be one vector of each of the {rows} rows, [{rows}, 1, D], got {list(x.shape)}.")
-        if not self._run:
-            self._run.append(self._prepare(x))
-        [run] = self._run
-        if isinstance(run, NativeStep):
-            out = run(x[:, 0], self.rings, self.slots, self.counts, self.rows)
+        if not self._readers:
+            self._readers.append(self._prepare(x))
+        [reader] = self._readers
+        if reader.native is not None:
+            out = reader.native(x[:, 0], self.rings, self.slots, self.counts, self.rows)
         else:
-            out = self.of_all(run, x)
+            out = self.of_all(reader.recorded or partial(self._next, reader.fused), x)
         self.slots.add_(1).remainder_(self.window)
         torch.minimum(self.counts.add_(1), self.most, out=self.counts)
         return out
@@ -196,18 +210,19 @@ class VectorStep:
         buffers = [ring[row : row + 1].index_select(3, held) for ring in self.rings]
         return KVCache(buffers, self.lengths, count, ground=self.ground)
 
-    def _prepare(self, x: Tensor) -> Run | NativeStep:
+    def _prepare(self, x: Tensor) -> Reader:
         if can_step(self.backbone, self.rings[0]):
-            return NativeStep(self.backbone, self.positions, self.head)
-        read: Run = self._read
+            return Reader(native=NativeStep(self.backbone, self.positions, self.head))
+        fused = recorded = None
         if can_fuse(self.backbone, self.rings[0]):
-            read = FusedStep(self.backbone, self.positions, self.rings, self.slots, self.counts)
-        run = partial(self._next, read)
-        return _capture_graph(run, x.new_zeros(len(self.counts), *x.shape[1:])) if self.graph and x.is_cuda else run
+            fused = FusedStep(self.backbone, self.positions, self.rings, self.slots, self.counts)
+        if self.graph and x.is_cuda:
+            recorded = _capture_graph(partial(self._next, fused), x.new_zeros(len(self.counts), *x.shape[1:]))
+        return Reader(fused=fused, recorded=recorded)
 
-    def _next(self, read: Run, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
+    def _next(self, fused: FusedStep | None, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
         with _uncached(x.device.type):
-            out = read(x)
+            out = (fused or self._read)(x)
             return out if self.head is None else self.head(out)
 
     def _read(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B D"]:
@@ -232,10 +247,11 @@ def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> Non
     if backbone.training or not _is_plain(backbone):
         mode = "training" if backbone.training else "eval"
         kinds = ", ".join(dict.fromkeys(type(getattr(layer, "attention", layer)).__name__ for layer in backbone.layers))
+        hooks = " and hooks" if any(map(has_hooks, _called_by_parts(backbone))) else ""
         raise Mistake(
-            "backbone must be in eval mode and of kind transformer-xl, with its own attention, to read one step at a "
-            f"time, got one of kind {backbone.config.kind} with {kinds} in {mode} mode. Call its eval(); with others, "
-            "call the backbone itself."
+            "backbone must be in eval mode and of kind transformer-xl, with its own attention and no hooks on that or "
+            f"on layers, to read one step at a time, got one of kind {backbone.config.kind} with {kinds}{hooks} in "
+            f"{mode} mode. Call its eval(); with others, call the backbone itself."
         )
     rows = len(past.counts) if isinstance(past, Memory | KVCache) else 0
     check_state(past, [backbone.config.d_model] * len(backbone.layers), backbone.like.expand(rows, 1, -1))
@@ -248,7 +264,12 @@ def _is_plain(backbone: TransformerXLBackbone) -> bool:
     plain = all(
         type(layer) is DecoderLayer and type(layer.attention) is RelativeMultiheadAttention for layer in backbone.layers
     )
-    return plain and backbone.config.kind == "transformer-xl"
+    return plain and backbone.config.kind == "transformer-xl" and not any(map(has_hooks, _called_by_parts(backbone)))
+
+
+def _called_by_parts(backbone: TransformerXLBackbone) -> list[nn.Module]:
+    """The modules whose parts a step calls, not themselves."""
+    return [backbone, *backbone.layers, *(getattr(layer, "attention", layer) for layer in backbone.layers)]
 
 
 class Step:
@@ -340,7 +361,7 @@ def _capture_graph(run: Run, x: Tensor) -> Run:
             run(entry)
     torch.cuda.current_stream(x.device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):  # PyTorch's own is of the first device that recorded
         out = run(entry)
 
     def replay(x: Tensor) -> Tensor:

@@ -77,6 +77,8 @@ class _Block(NamedTuple):
 
 
 def _blocks(H: int, B: int, T: int, S: int, mask: Mask) -> Iterator[_Block]:
+    if not H * B * T:
+        return
     t, attn_len = min(T, QUERIES), mask.attn_len
     fit = max(1, SCORES // (t * (S if attn_len is None else min(S, t + attn_len - 1 + mask.ahead))))
     h, b = max(1, fit // B), min(B, fit)

@@ -107,12 +107,20 @@ def without_padding(out: Float[Tensor, "H B T K"], memory: int, mask: Mask) -> F
     return out
 
 
-@torch.no_grad()  # hidden scores have probability 0, so their gradient is 0 without autograd
-def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> None:
+def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> Float[Tensor, "H B T S"]:
     """Set hidden scores to the lowest number of the dtype, in place; `memory` keys are before the first query's own."""
-    T, S = shifted.shape[2:]
     # Half of it, because the content score is added, and -inf in a whole row has no gradient.
-    lowest, device = torch.finfo(shifted.dtype).min / 2, shifted.device
+    lowest = torch.finfo(shifted.dtype).min / 2
+    if torch._C._are_functorch_transforms_active():  # vmap may have many masks for the same scores
+        (T, S), device = shifted.shape[2:], shifted.device
+        return shifted.masked_fill(~visible(T, S, mask, memory, device=device)[:, 0], lowest)
+    _fill_hidden(shifted, memory, mask, lowest)
+    return shifted
+
+
+@torch.no_grad()  # hidden scores have probability 0, so their gradient is 0 without autograd
+def _fill_hidden(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask, lowest: float) -> None:
+    (T, S), device = shifted.shape[2:], shifted.device
     per_query = any(bound is not None and bound.shape[1] > 1 for bound in (mask.first, mask.until))
     if per_query or torch.compiler.is_exporting():  # an exported graph has no branches on lengths
         shifted.masked_fill_(~visible(T, S, mask, memory, device=device)[:, 0], lowest)

@@ -37,7 +37,7 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     position = torch.bmm(position_q, with_spare(r, W).mT)
     first = W - 1 - mask.ahead - (S - T)
     shifted = position.view(H, B, T * W)[:, :, first : first + T * (W - 1)].unflatten(2, (T, W - 1))[..., :S]
-    mask_wrapped(shifted, S - T, mask)
+    shifted = mask_wrapped(shifted, S - T, mask)
     score = torch.baddbmm(shifted.flatten(0, 1), content_q, k.transpose(0, 1).reshape(H * B, S, K).mT)
     probability = dropout(score.softmax(-1), dropout_p)
     out = torch.bmm(probability, v.transpose(0, 1).reshape(H * B, S, K)).view(H, B, T, K)

@@ -209,12 +209,13 @@ class Run:
         refuse_odd_name(run, "--out")
         if resume and last is None:
             raise FileNotFoundError(
-                f"{run} holds no checkpoint to go on from. Remove it and start again without --resume."
+                f"{run} holds no checkpoint to go on from. Start again by --resume auto, with RECIPE or --data."
             )
         began = (run / "environment.json").exists()
         may = resume or (afresh and began and last is None) or self.began_here()
         if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
-            advice = "Go on with it by --resume, or choose" if began else "Choose"
+            again = "--resume" if last is not None else "--resume auto, which starts what saved nothing again"
+            advice = f"Go on with it by {again}, or choose" if began else "Choose"
             raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
 
 

@@ -56,6 +56,9 @@ class TrainedRun:
         found = []
         for sizes in product(*(values or (getattr(own, name),) for name, values in asked.items())):
             call = dict(zip(asked, sizes, strict=True))
+            if same_length and not call["mem_len"]:
+                self.problems.append("--same-length needs a memory: --mem-len must be at least 1, got 0.")
+                continue
             if same_length:
                 call["attn_len"] = call["mem_len"]
             elif not asked["attn_len"] and own.attn_len is not None and own.attn_len > call["mem_len"] + 1:

@@ -70,6 +70,8 @@ def _cpu_has_fast_bf16() -> bool:
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """The context in which a model runs in a resolved precision."""
+    if precision not in PRECISIONS:
+        raise Mistake(f"precision must be fp32, bf16 or fp16, got {precision!r}.")
     return torch.autocast(device.type, dtype=PRECISIONS[precision], enabled=precision != "fp32")
 
 

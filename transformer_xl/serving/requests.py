@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..mistake import shortened
 
@@ -101,6 +101,15 @@ class Completion(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: object) -> object:
+        """A field that is null has its default value, as in OpenAI's interface; a prompt must be there."""
+        if not isinstance(fields, dict):
+            return fields
+        defaults = cls.model_fields.keys() - {"prompt"}
+        return {name: value for name, value in fields.items() if value is not None or name not in defaults}
+
     def values(self, prompts: int, read: int) -> int:
         """The number of values that an answer can hold: tokens, each with its log-probability and the likeliest.
 
@@ -133,7 +142,8 @@ def form_error(place: tuple[int | str, ...], message: str) -> Refused:
     name = place[0] if place else 0
     if isinstance(name, int):
         return Refused(
-            400, "The body must be one JSON object of fields, with the header Content-Type: application/json."
+            400,
+            f"The body must be one JSON object of fields, with the header Content-Type: application/json ({message}).",
         )
     field = Completion.model_fields.get(name)
     if field is not None and field.description:

@@ -61,8 +61,11 @@ class TokenScores:
         """The fields of `Delta.scores` for the next tokens."""
         names, offsets, likely = [token_name(self._vocab, token) for token in tokens], [], []
         for token, name, log_prob, top in zip(tokens, names, log_probs, tops, strict=True):
-            offsets.append(self.offset)
-            self.offset += len(self._writer.write(token))
+            written = self._writer.write(token)
+            # What a byte before it has left, which is no character, is written with it.
+            own = len(name) if not self._vocab.is_text and written.endswith(name) else len(written)
+            offsets.append(self.offset + len(written) - own)
+            self.offset += len(written)
             best = {token_name(self._vocab, other): max(value, LEAST) for other, value in top}
             # Also of a token that is not among the likeliest.
             likely.append(best | {name: max(log_prob, LEAST)} if top else None)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
-from ..ops.choice import native_refusal, resolve_backend
+from ..ops.choice import native_refusal, resolve_backend, triton_refusal
 from ..runtime.device import PRECISIONS, resolve_device, resolve_precision
 
 
@@ -57,6 +57,8 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     asked, why_not = config.backend, None
     if asked == "native":  # a run may go on where the kernels are not built
         why_not = "torch.compile cannot trace it" if config.compile else native_refusal(device, dtype)
+    if asked == "triton" and (reason := triton_refusal(device, dtype, model.d_head)):
+        raise Mistake(f"train.backend must be one that can serve here, got triton: {reason}. Use auto.")
     backend, why_backend = resolve_backend(
         "auto" if why_not else asked,
         device,

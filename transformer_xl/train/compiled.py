@@ -26,7 +26,9 @@ def compile_objective(objective: Objective, config: TrainConfig) -> None:
     # PyTorch would warn in each step of operators without a deterministic form; a filter of each step forgets others.
     warnings.filterwarnings("ignore", message=".*deterministic")
     with_progress = type(objective.model).training_nll is not TransformerXL.training_nll  # a number of each step
-    objective.compile(dynamic=None if config.random_tgt_len or with_progress else False)
+    # The sizes of a softmax's bands differ in each step, too.
+    varies = config.random_tgt_len or with_progress or objective.model.config.cutoffs
+    objective.compile(dynamic=None if varies else False)
 
 
 def is_usual(segment: Segment, memory: Memory, config: TrainConfig, model: TransformerXLConfig) -> bool:

@@ -23,6 +23,7 @@ from ..evaluation.generate import Sampling, generate
 from ..evaluation.score import figure
 from ..evaluation.splits import score_split
 from ..mistake import Mistake
+from ..model.attention import RelativeMultiheadAttention
 from ..model.baselines import check_rebuilt
 from ..model.transformer_xl import TransformerXL
 from ..run.checkpoint import LoadedModel, load_training, load_weights, save_checkpoint
@@ -34,6 +35,7 @@ from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, clock, seconds_left
 from .choices import choices, resolve_settings
 from .optim import learning_rate
+from .resuming import check_resumed
 from .step import Pace, Trainer
 from .trackers import Trackers
 from .writer import BackgroundWriter
@@ -53,7 +55,9 @@ def fit(
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, in a run folder as `txl train` writes it (`Run`).
 
-    With `resume` training continues from the last checkpoint; `txl train --resume --out RUN` may do so, too.
+    The model computes with `train.backend`, and with `train.recompute`, whichever it was built with. With `resume`
+    training continues from the last checkpoint, on the same text and with the same settings, except for those that the
+    command line may change too; `txl train --resume --out RUN` may do so, too.
 
     Args:
         trackers: they get figures and samples, whichever `config` names; None: no trackers.
@@ -67,7 +71,8 @@ def fit(
 
     Raises:
         FileExistsError: without `resume`, the folder has checkpoints.
-        Mistake: a checkpoint of `model` would be loaded as another model; see `register`.
+        Mistake: a setting does not fit, or is not that of the run to resume; or a checkpoint of `model` would be loaded
+            as another model; see `register`.
         FloatingPointError: too many steps in a row had no finite loss and gradient.
         OSError: a checkpoint or the metrics could not be written.
     """
@@ -78,6 +83,7 @@ def fit(
         )
     check_rebuilt(model)
     run, ranks = Run(folder), ranks or Ranks()
+    check_batch(config.train, ranks)
     if begun is None and not resume:
         begun = {"chosen": choices(config.train, model.config)}
     config = resolve_settings(replace(config, model=model.config), corpus)
@@ -88,13 +94,19 @@ def fit(
         )
     if not resume and run.latest is not None:
         raise FileExistsError(f"{folder} holds checkpoints. Choose another folder, or go on with resume=True.")
+    if resume and run.latest is not None:
+        check_resumed(run, config, corpus)
+    segments = train_segments(corpus, config)
+    _use_settings(model, config.train)
     with ExitStack() as stack:
+        if model.ngrams is not None:  # the trainer may change it
+            stack.callback(setattr, model.ngrams.table, "sparse", model.ngrams.table.sparse)
         if ranks.first:
             check_lock = stack.enter_context(lock_folder(run.path))
             run.begin(config, corpus, ranks=ranks.size, begun=begun)
             introduce(run, model, corpus, config, ranks)
         model.to(config.train.device).train()
-        trainer = _trainer(model, corpus, config, run.latest if resume else None, ranks)
+        trainer = _trainer(model, segments, config.train, run.latest if resume else None, ranks)
         if ranks.first:
             remove_unfinished(run.path)
             run.metrics.truncate(trainer.step)
@@ -112,12 +124,36 @@ def fit(
     return trainer.step >= trainer.config.max_steps and not signals
 
 
-def _trainer(model: TransformerXL, corpus: Corpus, config: RunConfig, last: Path | None, ranks: Ranks) -> Trainer:
+def check_batch(config: TrainConfig, ranks: Ranks) -> None:
+    """Refuse a batch that the ranks cannot share."""
+    parts = config.batch_chunk * ranks.size
+    if config.batch_size % parts:
+        raise Mistake(
+            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
+            f"{config.batch_size}. Change it, or start another number of ranks."
+        )
+
+
+def _use_settings(model: TransformerXL, config: TrainConfig) -> None:
+    """Let the model compute as these settings say, which its builder may not have known."""
+    for module in model.modules():
+        if isinstance(module, RelativeMultiheadAttention):
+            module.backend = config.backend
+    if config.recompute and not hasattr(model.backbone, "recompute"):
+        kind = model.config.kind
+        raise Mistake(f"train.recompute must be false for kind = {kind}, which cannot recompute layers. Leave it out.")
+    if config.recompute:
+        model.backbone.recompute = True
+
+
+def _trainer(
+    model: TransformerXL, segments: StreamLoader, config: TrainConfig, last: Path | None, ranks: Ranks
+) -> Trainer:
     """The trainer at the start of a run, or at its `last` checkpoint."""
     if last is not None:
         load_weights(model, last)
-    trainer = Trainer(model, train_segments(corpus, config), config.train, ranks=ranks)
-    torch.manual_seed(config.train.seed + ranks.rank)
+    trainer = Trainer(model, segments, config, ranks=ranks)
+    torch.manual_seed(config.seed + ranks.rank)
     if last is not None:
         trainer.restore(load_training(last))
     steps = [int(step) for step in ranks.gather(torch.tensor(trainer.step))]
@@ -131,9 +167,12 @@ def _trainer(model: TransformerXL, corpus: Corpus, config: RunConfig, last: Path
 def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
     """The segments of the training split, epoch after epoch."""
     settings = config.train
-    shuffle = None
+    shuffle, end = None, config.corpus.document_end
     if config.corpus.shuffle_lines:
-        assert corpus.vocab.line_end is not None, "a corpus whose lines are shuffled has line ends"
+        if corpus.vocab.line_end is None or corpus.split("train").documents is not None:
+            raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
+        if end and corpus.vocab.id_of(end) != corpus.vocab.line_end:
+            raise Mistake("corpus.shuffle_lines must be false where corpus.document_end is not the end of a line.")
         shuffle = (corpus.vocab.line_end, settings.seed)
     return StreamLoader(
         corpus.split("train"),
@@ -262,6 +301,8 @@ def introduce(run: Run, model: TransformerXL, corpus: Corpus, config: RunConfig,
         f"{corpus.vocab}; segments of {train.tgt_len:,} after {train.mem_len:,}, scored {scored.tgt_len:,} after "
         f"{scored.mem_len:,}; {train.device}, {train.precision}, {train.backend}{together}; {run.path}"
     )
+    if train.average_from >= train.max_steps:
+        run.say(f"No weights are averaged: train.average_from = {train.average_from:,} is not before the last step.")
     last, step, most = run.latest, run.step, train.max_steps
     why = "" if last else run.facts()["why"]
     for line in filter(None, [why, *corpus.notes]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Integer
@@ -57,6 +58,10 @@ class Replay:
 
     def __init__(self) -> None:
         self.shapes: dict[tuple[object, ...], _Shape] = {}
+        self.stream: torch.cuda.Stream | None = None
+        """Of all recordings, on the device of the first; PyTorch's own may be on another one."""
+        self.pool: Any = None
+        """The memory of all recordings. No replay reads what another one wrote."""
 
     def __call__(
         self,
@@ -79,7 +84,10 @@ class Replay:
             if shape.calls <= USUAL_CALLS:
                 return forward_backward(objective, precision, factor, call, counts, 0.0)
             shape.inputs, shape.graph = inputs, torch.cuda.CUDAGraph()
-            with torch.compiler.set_stance("fail_on_recompile"), torch.cuda.graph(shape.graph):
+            if self.stream is None:
+                self.stream, self.pool = torch.cuda.Stream(factor.device), torch.cuda.graph_pool_handle()
+            recording = torch.cuda.graph(shape.graph, pool=self.pool, stream=self.stream)
+            with torch.compiler.set_stance("fail_on_recompile"), recording:
                 shape.results = forward_backward(objective, precision, factor, call, counts, 0.0)
             shape.gradients = {p: p.grad for p in objective.parameters() if p.grad is not None}
         for own, new in zip(shape.inputs, given, strict=True):

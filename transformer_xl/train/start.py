@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 import torch
 
 from ..config.problems import Problems
-from ..config.recipe import Setting, changed_settings, find_recipe, recipe_identity, text_name
+from ..config.recipe import Setting, text_name
 from ..config.settings import RunConfig, TrainConfig
 from ..config.values import value_text
 from ..data.corpus import Corpus
@@ -34,18 +35,14 @@ from ..runtime.files import refuse_odd_name
 from ..runtime.ranks import Ranks
 from .choices import choices, resolve_settings
 from .growth import grown
-from .loop import fit
+from .loop import check_batch, fit
+from .resuming import check_text, name_of
 from .step import Trainer
 from .trackers import Trackers, require_installed
 
 STOPPED = 75
 """Exit status of a run that a signal ended after it saved (EX_TEMPFAIL: try again, with --resume)."""
 
-MAY_CHANGE = {
-    *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
-    *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
-}
-"""Settings of [train] that may change when a run is resumed. All settings of [eval] may change too."""
 _DROPOUTS = ["dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output", "locked_dropout", "weight_drop"]
 """Settings of [model] in which a run with --init may differ from the run that it starts from."""
 MOST_UNKNOWN = 0.1
@@ -96,7 +93,7 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
         raise Mistake("corpus.extend_vocab needs --init, the run whose vocabulary it extends. Leave it out.")
     corpus = open_corpus(config.corpus, vocab=vocab, extend=config.corpus.extend_vocab and source is not None)
     if resume:
-        _check_text(run, corpus)
+        check_text(run, corpus)
     _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     if ranks.first:  # the others wait until this is done
@@ -118,25 +115,9 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
 
 def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
     """Refuse a batch that the ranks cannot share, and a path of a text that cannot be written in a file."""
-    parts = config.train.batch_chunk * ranks.size
-    if config.train.batch_size % parts:
-        raise Mistake(
-            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
-            f"{config.train.batch_size}. Change it, or start another number of ranks."
-        )
+    check_batch(config.train, ranks)
     for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
         refuse_odd_name(name, option)
-
-
-def _check_text(run: Run, corpus: Corpus) -> None:
-    """Refuse a text, or a vocabulary, that is not the one with which the run began."""
-    changed = run.changed_splits(corpus)
-    if changed or corpus.vocab != load_vocab(find_checkpoint(run.path, which="last")):
-        what = f"{changed} has another SHA-256" if changed else "it has another vocabulary"
-        raise Mistake(
-            f"{corpus.name} has changed since {run.path} began: {what}. Restore it, or start a new run from these "
-            f"weights with --init {run.path}."
-        )
 
 
 def _check_splits(config: RunConfig, corpus: Corpus) -> None:
@@ -146,11 +127,6 @@ def _check_splits(config: RunConfig, corpus: Corpus) -> None:
     if config.eval.split not in corpus.header.splits:
         got, splits = config.eval.split, " or ".join(corpus.header.splits)
         raise Mistake(f"eval.split must be {splits} for the corpus {corpus.name}, got {got}. Give --eval.split valid.")
-    if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
-        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
-    end = config.corpus.document_end
-    if config.corpus.shuffle_lines and end and corpus.vocab.id_of(end) != corpus.vocab.line_end:
-        raise Mistake("corpus.shuffle_lines must be false where corpus.document_end is not the end of a line.")
 
 
 def _check_unknown(corpus: Corpus) -> None:
@@ -208,50 +184,6 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     return new
 
 
-def name_of(init: Path | None) -> str:
-    """The name by which a run records the run that it started from. The whole path could reveal its owner."""
-    return "" if init is None else init.resolve().name
-
-
-def resumed_settings(
-    run: Run, overrides: Sequence[str], *, recipe: str | None, data: str | None, init: Path | None
-) -> RunConfig:
-    """The settings of a resumed run: its own `config.toml`, with the allowed changes of the command line.
-
-    The rest of the command line must be as when the run began, if that is recorded. RECIPE and --data may be left out.
-
-    Raises:
-        FileNotFoundError: there is no run to resume.
-        Mistake: a line for each setting that cannot change.
-    """
-    file, facts = run.path / "config.toml", run.facts()
-    asked, began = recipe and recipe_identity(recipe), facts.get("recipe", "")
-    if not file.exists():
-        raise FileNotFoundError(f"{run.path} holds no run to resume. Leave out --resume to start one there.")
-    own = run.settings()
-    config, changes = changed_settings(own, overrides)
-    config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
-    for setting in changes:
-        if setting.open_in(config):  # it was chosen when the run began
-            section = replace(getattr(config, setting.section), **{setting.field: setting.of(own)})
-            config = replace(config, **{setting.section: section})
-    advice = f"in {run.path}, and cannot change now. Start a new run from its weights with --init {run.path}."
-    fixed = Problems(
-        f"{setting.name} is {setting.of(own)} {advice}"
-        for setting in changes
-        if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
-        if setting.of(config) != setting.of(own)
-    )
-    if data is not None and text_name(data) != own.corpus.name:
-        fixed.append(f"--data is {own.corpus.name} {advice}")
-    if init is not None and name_of(init) != facts.get("init", ""):
-        fixed.append(f"--init is {facts.get('init') or 'not given'} {advice}")
-    if began not in ("", asked) and recipe and find_recipe(recipe).resolve() != file.resolve():
-        fixed.append(f"RECIPE must be {began}, by which {run.path} began, or {file}, got {asked}.")
-    fixed.refuse()
-    return config
-
-
 def train_and_save(
     start: Start,
     run: Run,
@@ -268,7 +200,7 @@ def train_and_save(
     except KeyboardInterrupt as interrupt:
         last = run.latest
         interrupt.add_note(
-            f"{last.name} is saved: go on with --resume --out {run.path}." if last else "Nothing was saved."
+            f"{last.name} is saved: go on with --resume --out {quote(str(run.path))}." if last else "Nothing was saved."
         )
         raise
     if replan is not None:
@@ -278,7 +210,7 @@ def train_and_save(
     if ranks.first:
         left = getattr(sys.stdout, "reader_left", False)
         cause = "a closed pipe" if left else "a signal"
-        line = f"Stopped by {cause}, and saved. Go on with txl train --resume --out {run.path}."
+        line = f"Stopped by {cause}, and saved. Go on with txl train --resume --out {quote(str(run.path))}."
         run.say(line)
         if left:
             print(line, file=sys.stderr)

@@ -95,8 +95,7 @@ def train_step(
     ids, targets = segment.ids[mine].to(device), learned[mine].to(device)
     size = len(ids) // config.batch_chunk
     counts = Counts.of(learned >= 0, device)
-    # times the number of ranks, because ranks take the mean of their gradients
-    factor = torch.full((), ranks.size * scale, device=device)
+    factor = torch.full((), scale, device=device)
     totals = torch.zeros(2, dtype=torch.float64, device=sums_on(device))
     left: list[Memory] = []
     model.zero_grad()
@@ -107,10 +106,11 @@ def train_step(
             nll, after = run(objective, config.precision, factor, call, counts, step / config.max_steps)
         totals[0] += nll.to(totals.device).sum(dtype=torch.float64)
         left.append(after)
-    unscale((weight.grad for weight in model.parameters()), scale)
+    # Ranks took the mean of their gradients. Their number is no part of the factor, or fp16 would overflow earlier.
+    unscale((weight.grad for weight in model.parameters()), scale / ranks.size)
     clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
     totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
-    if scale > 1 and model.ngrams is not None:  # their gradient is not in the norm
+    if config.precision == "fp16" and model.ngrams is not None:  # their gradient is not in the norm
         totals[1] += whole(zero_if_finite(model.ngrams.table.weight.grad)).to(totals.device)
     nats, norm = totals.tolist()  # without n-grams, the only time that the step waits for the device
     nats, stops = ranks.total([nats, len(signals)])

@@ -44,7 +44,8 @@ class LSTMLayer(nn.Module):
         weights = [inward, dropout(recurrent, self.weight_drop if self.training else 0.0), *biases]
         h, c = (state.to(recurrent.dtype).transpose(0, 1).contiguous() for state in states)
         with torch.autocast("cpu", enabled=False):  # many processors have no LSTM in bf16
-            out, h, c = torch.lstm(x.to(h.dtype), (h, c), weights, True, 1, 0.0, self.training, False, True)
+            learns = self.training or torch.is_grad_enabled()  # otherwise cuDNN has no backward
+            out, h, c = torch.lstm(x.to(h.dtype), (h, c), weights, True, 1, 0.0, learns, False, True)
         return out, (h.transpose(0, 1), c.transpose(0, 1))
 
 
@@ -131,7 +132,7 @@ class Recurrent(nn.Module):
         """The output of every layer, and the state for the next segment. Where a vector `begins` a document or episode,
         the row's states are zeros before it."""
         memory = self.empty_memory(len(x), lengths) if memory is None else memory
-        check_state(memory, self.state_widths, x)
+        check_state(memory, self.state_widths, x.to(torch.promote_types(x.dtype, torch.float32)))
         states = memory.layers
         if memory.valid is not None:
             states = tuple(state.masked_fill((memory.counts <= 0)[:, None, None], 0) for state in states)

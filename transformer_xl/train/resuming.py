@@ -1,0 +1,100 @@
+"""What may change when a run goes on, and what must be as when it began: its text, and most settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..config.problems import Problems
+from ..config.recipe import Setting, changed_settings, find_recipe, recipe_identity, settings_in, text_name
+from ..config.settings import RunConfig
+from ..data.corpus import Corpus
+from ..mistake import Mistake
+from ..run.checkpoint import load_vocab
+from ..run.folder import Run, find_checkpoint
+
+MAY_CHANGE = {
+    *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
+    *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
+}
+"""Settings of [train] that may change when a run is resumed. All settings of [eval] may change too."""
+
+
+def resumed_settings(
+    run: Run, overrides: Sequence[str], *, recipe: str | None, data: str | None, init: Path | None
+) -> RunConfig:
+    """The settings of a resumed run: its own `config.toml`, with the allowed changes of the command line.
+
+    The rest of the command line must be as when the run began, if that is recorded. RECIPE and --data may be left out.
+
+    Raises:
+        FileNotFoundError: there is no run to resume.
+        Mistake: a line for each setting that cannot change.
+    """
+    file, facts = run.path / "config.toml", run.facts()
+    asked, began = recipe and recipe_identity(recipe), facts.get("recipe", "")
+    if not file.exists():
+        raise FileNotFoundError(f"{run.path} holds no run to resume. Leave out --resume to start one there.")
+    own = run.settings()
+    config, changes = changed_settings(own, overrides)
+    config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
+    for setting in changes:
+        if setting.open_in(config):  # it was chosen when the run began
+            section = replace(getattr(config, setting.section), **{setting.field: setting.of(own)})
+            config = replace(config, **{setting.section: section})
+    fixed = _fixed(run, own, config, changes)
+    if data is not None and text_name(data) != own.corpus.name:
+        fixed.append(f"--data is {own.corpus.name} {_advice(run)}")
+    if init is not None and name_of(init) != facts.get("init", ""):
+        fixed.append(f"--init is {facts.get('init') or 'not given'} {_advice(run)}")
+    if began not in ("", asked) and recipe and find_recipe(recipe).resolve() != file.resolve():
+        fixed.append(f"RECIPE must be {began}, by which {run.path} began, or {file}, got {asked}.")
+    fixed.refuse()
+    return config
+
+
+def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
+    """Refuse to go on with a run in which the text, or a setting that cannot change, is not as when it began. The text
+    may be elsewhere now."""
+    check_text(run, corpus)
+    own = run.settings()
+    _fixed(
+        run, own, config, [each for each in settings_in(own) if each.name not in ("corpus.name", "corpus.vocab")]
+    ).refuse()
+
+
+def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[Setting]) -> Problems:
+    """A sentence about each of these settings that differs and cannot change."""
+    problems = Problems(
+        f"{setting.name} is {setting.of(own)} {_advice(run)}"
+        for setting in changes
+        if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
+        if setting.of(config) != setting.of(own)
+    )
+    if config.train.max_steps < run.step:
+        problems.append(
+            f"train.max_steps must be at least {run.step}, the step that {run.path} has reached, got "
+            f"{config.train.max_steps}."
+        )
+    return problems
+
+
+def _advice(run: Run) -> str:
+    return f"in {run.path}, and cannot change now. Start a new run from its weights with --init {run.path}."
+
+
+def check_text(run: Run, corpus: Corpus) -> None:
+    """Refuse a text, or a vocabulary, that is not the one with which the run began."""
+    changed = run.changed_splits(corpus)
+    if changed or corpus.vocab != load_vocab(find_checkpoint(run.path, which="last")):
+        what = f"{changed} has another SHA-256" if changed else "it has another vocabulary"
+        raise Mistake(
+            f"{corpus.name} has changed since {run.path} began: {what}. Restore it, or start a new run from these "
+            f"weights with --init {run.path}."
+        )
+
+
+def name_of(init: Path | None) -> str:
+    """The name by which a run records the run that it started from. The whole path could reveal its owner."""
+    return "" if init is None else init.resolve().name
