@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from shlex import split as words
 
@@ -216,6 +217,39 @@ def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
     assert main([*words(line), *TINY]) == 0
     told = "train.backend is strided: native cannot serve: TXL_NATIVE=0 switches it off; "
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(told)]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("eval run --same-length --mem-len 0", "--same-length needs a memory: --mem-len must be at least 1, got 0."),
+        ("train text-words --data text.txt --out x --train.backend triton --train.device cpu", "got triton: "),
+        ("train text-small --data one.jsonl --out x", "one.jsonl has too few documents for the valid split"),
+        ("train text-words --data text.txt --out none", "none exists. Go on with it by --resume auto, which starts"),
+        ("train --resume --out none", "Start again by --resume auto, with RECIPE or --data."),
+        ("train --resume --out run --train.max-steps 3", "train.max_steps must be at least 4, the step that run has"),
+    ],
+)
+def test_a_refusal_names_the_cause_and_a_way_out(line, sentence, home, capsys):
+    Path("one.jsonl").write_text(json.dumps({"text": "a b c " * 999}) + "\n")
+    Path("none").mkdir(exist_ok=True)
+    Path("none", "environment.json").write_text("{}")
+    shutil.copy("run/config.toml", "none")
+    assert main(words(line)) == 2 and sentence in capsys.readouterr().err
+    assert not Path("x").exists()
+
+
+def test_what_a_run_leaves_out_is_said(home, capsys):
+    line = "train text-words --data text.txt --init run --out 'a b' --train.average-from 9 --train.min-lr-ratio 0.1"
+    told = "No weights are averaged: train.average_from = 9 is not before the last step."
+    assert told in printed([*words(line), *TINY], capsys)
+    capsys.readouterr()
+    assert main(words("train 'a b/config.toml' --out again")) == 0
+    shown = capsys.readouterr()
+    assert "a b/config.toml is of a run that began with --init run, which is not given." in shown.err
+    assert main(words("generate run --prompt the --max-tokens 9 --stop zzz")) == 0
+    shown = capsys.readouterr()
+    assert f"{len(shown.out) - len('the') - 1} characters in" in shown.err, "a text may have ended earlier"
 
 
 def test_a_title_names_only_what_differs_from_training() -> None:

@@ -18,7 +18,7 @@ from transformer_xl import (
     LanguageModel,
     TransformerXLConfig,
 )
-from transformer_xl.config.settings import RunConfig, TrainConfig
+from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.mistake import Mistake
@@ -147,6 +147,13 @@ def test_a_text_is_read_at_the_lengths_that_were_asked_for():
         model.with_lengths(window=2)
 
 
+def test_what_training_limited_can_be_switched_off():
+    model = language_model(lengths=WINDOW | {"clamp_len": 2})
+    free = model.with_lengths(clamp_len=None, attn_len=None)
+    assert free.config.eval_lengths == Lengths(tgt_len=5, mem_len=6)
+    assert model.with_lengths(mem_len=2).config.eval_lengths == Lengths(tgt_len=5, mem_len=2, clamp_len=2)
+
+
 def test_a_change_of_the_model_changes_its_scores():
     """A hook, or a module that was replaced, after the first call."""
     model = language_model()
@@ -192,6 +199,8 @@ def test_scores_are_in_fp32_also_under_autocast():
         (lambda m: m.next_tokens("a", count=0), "count must be at least 1, got 0"),
         (lambda m: m.generate("a", forbid=("ab",)), "forbid must name tokens of the vocabulary"),
         (lambda m: m.generate("a", bias=((1, math.inf), (1, 0.0))), "bias must be finite numbers"),
+        (lambda m: m.generate("a", bias={1: 0.0}), "bias must be a tuple of pairs"),
+        (lambda m: m.with_lengths(tgt_len=0), "tgt_len must be at least 1"),
         (lambda m: m.generate("a", max_tokens=-1), "max_tokens must be at least 0, got -1"),
         (lambda m: m.vocab.decode([-1]), "An id must be from 0 to"),
         (lambda m: m.vocab.decode([10**6]), "An id must be from 0 to"),

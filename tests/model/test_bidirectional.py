@@ -123,6 +123,17 @@ def test_a_row_does_not_depend_on_its_padding_and_its_neighbours() -> None:
         torch.testing.assert_close(out[row : row + 1, :end], attention(x[row : row + 1, :end]))
 
 
+def test_half_precision_knows_each_distance() -> None:
+    """It cannot represent distances above 256, so the encodings are computed in fp32."""
+    attention = small().bfloat16()
+    exact, x = small().double(), torch.randn(1, 700, WIDTH).bfloat16()
+    exact.load_state_dict(attention.state_dict())
+    with torch.no_grad():
+        found, expected = attention(x).double(), exact(x.double())
+    assert (found - expected).norm() < 0.05 * (expected - exact.output.bias).norm()
+    assert attention(x[:, :0]).shape == (1, 0, WIDTH), "and no vectors have none"
+
+
 def test_dropout_is_for_training_and_bf16_works() -> None:
     attention = small(dropatt=0.5).float()
     x = torch.randn(2, 7, WIDTH)

@@ -10,7 +10,9 @@ from small_models import VARIANTS, lengths, small_model, text
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
-KINDS = {name: VARIANTS[name] for name in ("post-norm", "bands", "projected", "QK-norm", "gated")}
+from transformer_xl.ops import relative_attention
+
+KINDS = {name: VARIANTS[name] for name in ("post-norm", "bands", "projected", "QK-norm", "matches", "gated")}
 
 
 def loss_of(model: Any) -> Any:
@@ -25,6 +27,7 @@ def loss_of(model: Any) -> Any:
     return loss
 
 
+@pytest.mark.filterwarnings("ignore:torch.searchsorted:UserWarning")  # vmap's layout
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_each_row_are_those_of_the_row_alone(kind: str) -> None:
     model = small_model(**KINDS[kind])
@@ -56,3 +59,11 @@ def test_a_product_with_second_derivatives_is_the_change_of_the_gradient() -> No
     for name, product in found.items():
         expected = (ends[0][name] - ends[1][name]) / 2e-5
         torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_may_differ_in_their_mask_alone() -> None:
+    torch.manual_seed(1)
+    q, r, bias = torch.randn(2, 2, 4, 3), torch.randn(2, 4, 3), torch.randn(2, 3)
+    masks = torch.tensor([[0, 0], [-1, -2]])
+    found = vmap(lambda valid: relative_attention(q, q, q, r, bias, bias, valid=valid))(masks)
+    torch.testing.assert_close(found, torch.stack([relative_attention(q, q, q, r, bias, bias, valid=m) for m in masks]))

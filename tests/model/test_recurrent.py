@@ -116,6 +116,8 @@ def test_bfloat16_is_close(kind):
     with autocast("bf16", torch.device("cpu")):
         rounded = score(model.for_inference("bf16"), ids, LONG, pieces=[6, 2])
     torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=0.3)  # eight bits, through three layers
+    half = small(kind, dtype=torch.bfloat16)
+    torch.testing.assert_close(score(half, ids, LONG, pieces=[6, 2]).float(), exact, rtol=0, atol=0.3)
     model.train()
     with autocast("bf16", torch.device("cpu")):
         loss, _, after = Objective(model)(ids, ids, None, LONG)

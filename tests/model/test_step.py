@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from amount import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_models import VARIANTS, lengths, small_backbone, small_model, text
+from small_models import VARIANTS, lengths, read, small_backbone, small_model, text
 from torch import Tensor, nn
 
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
@@ -399,3 +401,35 @@ def test_a_number_that_is_not_finite_shows(built: Path) -> None:
     x[1, 0, 3] = float("nan")
     assert step(x).isnan().all(1).tolist() == [False, True]
     assert step(torch.randn(2, 1, 14)).isnan().any(1).tolist() == [False, True]
+
+
+@torch.no_grad()
+def test_hooks_are_called_or_refused() -> None:
+    """A low-rank addition to `qkv` counts for memory and cache too; a step refuses what it would not call."""
+    model, call = inference_model().double(), lengths(6, 7)
+    ids = text(2, 9)
+    for layer in model.backbone.layers:
+        layer.attention.qkv.register_forward_hook(lambda module, given, out: out + 0.5 * given[0][..., :1])
+    whole = read(model, ids, call).hidden
+    for memory in (None, model.empty_cache(2, call)):
+        torch.testing.assert_close(read(model, ids, call, pieces=[4, 3, 2], memory=memory).hidden, whole)
+    model.backbone.layers[1].attention.register_forward_hook(lambda module, given, out: out)
+    cache = model.empty_cache(2, call)
+    assert step_state(model, cache, call) is cache
+    with pytest.raises(Mistake, match="RelativeMultiheadAttention and hooks in eval mode"):
+        VectorStep(model.backbone, cache, call)
+
+
+@torch.no_grad()
+def test_a_step_is_freed_with_its_last_name() -> None:
+    """Its rings may be large, and Python looks for cycles by the number of objects."""
+    model, call = inference_model(gate="input"), lengths(6)
+    step = VectorStep(model.backbone, model.backbone.empty_memory(1, call), call)
+    step(torch.zeros(1, 1, model.config.d_model))
+    ring = weakref.ref(step.rings[0])
+    gc.disable()
+    try:
+        del step
+        assert ring() is None
+    finally:
+        gc.enable()

@@ -24,7 +24,7 @@ from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.run.checkpoint import save_checkpoint
 from transformer_xl.serving import server
 from transformer_xl.serving.requests import Limits
-from transformer_xl.serving.scores import token_name
+from transformer_xl.serving.scores import TokenScores, token_name
 
 openai = pytest.importorskip("openai")
 JSON = {"Content-Type": "application/json"}
@@ -208,6 +208,23 @@ def test_a_wrong_field_is_refused_in_a_sentence(live: Live, field: str, value: A
     error = answer.json()["error"]
     assert answer.status_code == (404 if field in ("model", "previous_response_id") else 400)
     assert told in error["message"] and error["param"] == field and error["message"].endswith(".")
+
+
+def test_null_is_the_default(live: Live) -> None:
+    plain = {"prompt": "a", "seed": 1}
+    nulls = dict.fromkeys(("max_tokens", "temperature", "top_p", "n", "echo", "stream", "stop", "logprobs"))
+    found = [live.client.post("/v1/completions", json=each).json() for each in (plain, plain | nulls)]
+    assert len({each["choices"][0]["text"] for each in found}) == 1 and found[0]["usage"] == found[1]["usage"]
+
+
+def test_a_body_that_is_no_text_is_refused_with_the_reason(live: Live) -> None:
+    answer = live.client.post("/v1/completions", content=rb'{"prompt": "\ud800x"}', headers=JSON)
+    assert answer.status_code == 400 and "hex escape at line 1" in answer.json()["error"]["message"]
+
+
+def test_a_token_after_half_a_character_begins_after_its_mark() -> None:
+    scores = TokenScores(BYTES, [10]).add([0xD3, 0x20, 0x74, 0xC3, 0xA9], [0.0] * 5, [()] * 5)
+    assert scores["text_offset"] == b"0, 1, 2, 3, 3"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.ops import BACKENDS
 from transformer_xl.run.checkpoint import load_config, load_training, load_weights
 from transformer_xl.run.folder import Run, valid_loss
 from transformer_xl.run.metrics import Metrics
@@ -280,15 +281,16 @@ def test_an_overflow_in_fp16_halves_the_scale_and_is_no_failure(corpus):
     assert all(map(torch.equal, trainer.model.parameters(), again.model.parameters()))
 
 
-def test_an_overflow_of_the_n_grams_alone_is_skipped_too(corpus):
+@pytest.mark.parametrize("scale", [FIRST_SCALE, 1.0])
+def test_an_overflow_of_the_n_grams_alone_is_skipped_too(corpus, scale):
     """Their table is not in the norm of the gradients."""
     shape = replace(SHAPE, ngrams=(2, 3), ngram_rows=31)
     loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
     trainer = Trainer(start(shape=shape)[0], loader, replace(TRAIN, precision="fp16"))
-    table = trainer.model.ngrams.table.weight
+    trainer.scale.value, table = scale, trainer.model.ngrams.table.weight
     table.register_hook(lambda grad: grad * torch.inf)
     before = table.detach().clone()
-    assert trainer.advance().overflowed and torch.equal(table, before)
+    assert trainer.advance().skipped and torch.equal(table, before)
 
 
 @pytest.mark.parametrize("damage", [{"value": "x"}, {"value": 0.0}, {"value": 3.0}, {"steps": -1}, {"steps": None}])
@@ -471,7 +473,7 @@ def mode():
 def counting(graph, inputs):
     global graphs
     graphs += 1
-    assert not any(isinstance(x, torch.SymInt) for x in inputs), "code for any length is slower"
+    assert case == ANY_LENGTH or not any(isinstance(x, torch.SymInt) for x in inputs), "code for any length is slower"
     def call(*arguments):
         global calls
         calls += 1
@@ -485,7 +487,10 @@ CASES |= {
     "AR, TAR, half loss": (one, {"ar_alpha": 0.2, "tar_beta": 0.1, "loss": "half"}),
     "n-grams and matches": (one | CASES["n-grams and matches"][0], {}),
 }
-for case, steps in {"AR, TAR, half loss": 4, "n-grams and matches": 4, "short at first": 6, "lstm": 2}.items():
+ANY_LENGTH = "bands"  # their sizes differ in each step
+for case, steps in {
+    "AR, TAR, half loss": 4, "n-grams and matches": 4, "short at first": 6, "lstm": 2, ANY_LENGTH: 9
+}.items():
     torch.compiler.reset()
     graphs = calls = 0
     found = [findings(trainer_of(case, ALONE, compile=compiled), steps) for compiled in (True, False)]
@@ -509,6 +514,7 @@ def test_every_kind_of_training_compiles_with_the_same_result():
     assert counts[1] == [7, 14], "the lookup of n-grams, which is not compiled, splits a graph into seven"
     assert counts[2] == [2, 2], "one graph for each pair of lengths, of no other"
     assert counts[3][1] > 0, "a recurrent state is never short"
+    assert counts[4][0] <= 15, "the compiler makes code for bands of any size, once"
 
 
 def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, capsys):
@@ -537,6 +543,50 @@ def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, cap
     assert fit(model, corpus, config, "run", resume=True)
     assert "Resumed from step 4 of 4 (step_00000004). All 4 steps are done" in capsys.readouterr().out
     assert [entry["step"] for entry in Metrics(Path("run/metrics.jsonl")).entries() if "lr" in entry] == [2, 4]
+
+
+def test_fit_computes_as_the_settings_say_and_leaves_the_model_dense(corpus, tmp_path, monkeypatch):
+    used: list[str] = []
+    chunked = BACKENDS["chunked"]
+    monkeypatch.setitem(BACKENDS, "chunked", lambda call: (used.append("chunked"), chunked(call))[1])
+    shape = replace(SHAPE, ngrams=(2,), ngram_rows=31)
+    model, _ = run(corpus, tmp_path / "run", shape=shape, backend="chunked", recompute=True, max_steps=2)
+    assert len(used) == 2 * 2 * SHAPE.n_layer, "each layer of each step is computed again"
+    assert not model.ngrams.table.sparse
+    with pytest.raises(ValueError, match=r"train\.recompute must be false for kind = lstm"):
+        run(corpus, tmp_path / "lstm", shape=RECURRENT[0], mem_len=1, recompute=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"optimizer": "sgd"}, r"train\.optimizer is adam in .*, and cannot change now"),
+        ({"mem_len": 6}, r"train\.mem_len is 7"),
+        ({"max_steps": 7}, r"train\.max_steps must be at least 8, the step that .* has reached, got 7"),
+        ({"shape": replace(SHAPE, dropout=0.2)}, r"model\.dropout is 0\.1"),
+    ],
+)
+def test_a_run_goes_on_as_it_began(corpus, tmp_path, changes, sentence):
+    run(corpus, tmp_path)
+    before = (tmp_path / "config.toml").read_bytes()
+    with pytest.raises(Mistake, match=sentence):
+        run(corpus, tmp_path, resume=True, **{"max_steps": 9} | changes)
+    other = Corpus.build(tmp_path / "other", {"train": b"abc" * 300, "valid": b"abc" * 99}, name="letters")
+    with pytest.raises(Mistake, match=r"letters has changed since .* began: .* another SHA-256"):
+        run(other, tmp_path, resume=True, max_steps=9)
+    assert (tmp_path / "config.toml").read_bytes() == before
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_path):
+    model, config = start(shape=replace(SHAPE, document_end=97))
+    shuffled = replace(config, corpus=replace(config.corpus, shuffle_lines=True, document_end="a"))
+    with pytest.raises(Mistake, match=r"shuffle_lines must be false where corpus\.document_end is not"):
+        fit(model, corpus, shuffled, tmp_path / "run")
+    with pytest.raises(Mistake, match=r"batch_size must be a multiple of 4, .* got 6"):
+        fit(model, corpus, config, tmp_path / "run", ranks=Ranks(0, 4))
+    with pytest.raises(Mistake, match="must be one that can serve here, got triton"):
+        fit(model, corpus, replace(config, train=replace(TRAIN, backend="triton")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_two_fits_do_not_share_a_folder(corpus, tmp_path):

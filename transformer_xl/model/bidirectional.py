@@ -190,7 +190,7 @@ class BidirectionalAttention(nn.Module):
         """The projected encodings of distances or positions, which half precision cannot represent."""
         exact = torch.promote_types(self.content_bias.dtype, torch.float32)
         encodings = self.encode(positions.flatten().to(exact), x.shape[2]).to(x.dtype)
-        return self._heads(self.position(encodings.view(*positions.shape, -1)))
+        return self._heads(self.position(encodings.view(*positions.shape, x.shape[2])))
 
     def _heads(self, x: Float[Tensor, "*B L W"]) -> Float[Tensor, "*B H L K"]:
         return x.unflatten(-1, (self.n_head, -1)).transpose(-2, -3)

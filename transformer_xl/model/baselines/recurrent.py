@@ -68,7 +68,7 @@ class QRNNLayer(nn.Module):
         z, f, o = F.linear(seen, weight, self.linear.bias).to(c.dtype).chunk(3, dim=-1)
         f = f.sigmoid()
         c = recurrence(f, (1 - f) * z.tanh(), c)
-        return o.sigmoid() * c, (c[:, -1:], x[:, -1:]) if self.first else (c[:, -1:],)
+        return (o.sigmoid() * c).to(x.dtype), (c[:, -1:], x[:, -1:]) if self.first else (c[:, -1:],)
 
 
 def recurrence(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
