@@ -81,21 +81,10 @@ def fit(
             f"fit must get the ranks of its launch of {size} processes, or each would train alone: `with "
             "transformer_xl.runtime.ranks.join_ranks(config.train.device) as ranks: fit(..., ranks=ranks)`."
         )
-    check_rebuilt(model)
     run, ranks = Run(folder), ranks or Ranks()
-    check_batch(config.train, ranks)
     if begun is None and not resume:
         begun = {"chosen": choices(config.train, model.config)}
-    config = resolve_settings(replace(config, model=model.config), corpus)
-    if config.model.document_end != model.config.document_end:
-        raise Mistake(
-            f"The model must have document_end = {config.model.document_end}, the id of corpus.document_end, got "
-            f"{model.config.document_end}. Build it from what resolve_settings returns."
-        )
-    if not resume and run.latest is not None:
-        raise FileExistsError(f"{folder} holds checkpoints. Choose another folder, or go on with resume=True.")
-    if resume and run.latest is not None:
-        check_resumed(run, config, corpus)
+    config = _checked(model, corpus, config, run, ranks, resume=resume)
     segments = train_segments(corpus, config)
     _use_settings(model, config.train)
     with ExitStack() as stack:
@@ -122,6 +111,25 @@ def fit(
         writer.wait()
         [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is written
     return trainer.step >= trainer.config.max_steps and not signals
+
+
+def _checked(
+    model: TransformerXL, corpus: Corpus, config: RunConfig, run: Run, ranks: Ranks, *, resume: bool
+) -> RunConfig:
+    """The settings, in which nothing is "auto" any more. What does not fit is refused before anything is written."""
+    check_rebuilt(model)
+    check_batch(config.train, ranks)
+    config = resolve_settings(replace(config, model=model.config), corpus)
+    if config.model.document_end != model.config.document_end:
+        raise Mistake(
+            f"The model must have document_end = {config.model.document_end}, the id of corpus.document_end, got "
+            f"{model.config.document_end}. Build it from what resolve_settings returns."
+        )
+    if not resume and run.latest is not None:
+        raise FileExistsError(f"{run.path} holds checkpoints. Choose another folder, or go on with resume=True.")
+    if resume and run.latest is not None:
+        check_resumed(run, config, corpus)
+    return config
 
 
 def check_batch(config: TrainConfig, ranks: Ranks) -> None:
