@@ -40,7 +40,6 @@ REFUSALS = (
     "--model.kind lstm --model.ngrams 2",
     "--model.ngrams 2 --train.parallel fsdp",
     "--model.matches 2 --train.parallel fsdp",
-    "--model.qk-norm --train.parallel fsdp",
     "--train.cuda-graph --train.recompute",
     "--model.matches 0",
     "--model.matches 3 | --model.match-window 0",

@@ -410,9 +410,12 @@ def test_hooks_are_called_or_refused() -> None:
     ids = text(2, 9)
     for layer in model.backbone.layers:
         layer.attention.qkv.register_forward_hook(lambda module, given, out: out + 0.5 * given[0][..., :1])
+    model.backbone.layers[0].attention.qkv = nn.Sequential(model.backbone.layers[0].attention.qkv)  # a wrapper
     whole = read(model, ids, call).hidden
     for memory in (None, model.empty_cache(2, call)):
         torch.testing.assert_close(read(model, ids, call, pieces=[4, 3, 2], memory=memory).hidden, whole)
+    step, x = VectorStep(model.backbone, model.empty_cache(2, call), call), model.embedding(ids)
+    torch.testing.assert_close(torch.stack([step(x[:, i : i + 1]) for i in range(9)], 1), whole)
     model.backbone.layers[1].attention.register_forward_hook(lambda module, given, out: out)
     cache = model.empty_cache(2, call)
     assert step_state(model, cache, call) is cache

@@ -552,7 +552,8 @@ def test_fit_computes_as_the_settings_say_and_leaves_the_model_dense(corpus, tmp
     shape = replace(SHAPE, ngrams=(2,), ngram_rows=31)
     model, _ = run(corpus, tmp_path / "run", shape=shape, backend="chunked", recompute=True, max_steps=2)
     assert len(used) == 2 * 2 * SHAPE.n_layer, "each layer of each step is computed again"
-    assert not model.ngrams.table.sparse
+    assert not model.ngrams.table.sparse and not model.backbone.recompute
+    assert {layer.attention.backend for layer in model.backbone.layers} == {"auto"}
     with pytest.raises(ValueError, match=r"train\.recompute must be false for kind = lstm"):
         run(corpus, tmp_path / "lstm", shape=RECURRENT[0], mem_len=1, recompute=True)
 
@@ -575,6 +576,7 @@ def test_a_run_goes_on_as_it_began(corpus, tmp_path, changes, sentence):
     with pytest.raises(Mistake, match=r"letters has changed since .* began: .* another SHA-256"):
         run(other, tmp_path, resume=True, max_steps=9)
     assert (tmp_path / "config.toml").read_bytes() == before
+    assert run(corpus, tmp_path, resume=True, max_steps=9, backend="chunked", precision="auto")[1]
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_path):
@@ -584,6 +586,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_pat
         fit(model, corpus, shuffled, tmp_path / "run")
     with pytest.raises(Mistake, match=r"batch_size must be a multiple of 4, .* got 6"):
         fit(model, corpus, config, tmp_path / "run", ranks=Ranks(0, 4))
+    normed = start(shape=replace(SHAPE, qk_norm=True))[0]
+    with pytest.raises(Mistake, match=r"train\.parallel must be ddp with model\.qk_norm"):
+        fit(normed, corpus, replace(config, train=replace(TRAIN, parallel="fsdp")), tmp_path / "run", ranks=Ranks(0, 2))
     with pytest.raises(Mistake, match="must be one that can serve here, got triton"):
         fit(model, corpus, replace(config, train=replace(TRAIN, backend="triton")), tmp_path / "run")
     assert not (tmp_path / "run").exists()

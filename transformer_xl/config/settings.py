@@ -297,11 +297,9 @@ class RunConfig(Checked):
                 yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
 
     def _problems_of_ngrams(self) -> Iterator[Problem]:
-        rows, one = "gradients of a few rows", "its one number"
-        unsplit = {"ngrams": rows, "matches": rows, "qk_norm": one} if self.train.parallel == "fsdp" else {}
-        for name, what in unsplit.items():
+        for name in ("ngrams", "matches") if self.train.parallel == "fsdp" else ():
             if getattr(self.model, name):
-                sentence = f"{{}} must be left out with {{}} = fsdp, which cannot split {what}. Use ddp."
+                sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
                 yield Problem((f"model.{name}", "train.parallel"), sentence)
         if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_sizes:
             parts = ("model.ngrams", "model.matches")

@@ -71,8 +71,8 @@ class LanguageModel(LoadedModel):
         """
         if unknown := lengths.keys() - {"tgt_len", "mem_len", "clamp_len", "attn_len"}:
             raise Mistake(f"with_lengths takes tgt_len, mem_len, clamp_len and attn_len, got {', '.join(unknown)}.")
-        own, mem_len = self.config.eval_lengths, lengths.get("mem_len")
-        if mem_len is not None and own.attn_len is not None and own.attn_len > mem_len + 1:
+        trained, mem_len = self.config.train.attn_len, lengths.get("mem_len")
+        if trained is not None and mem_len is not None and self.config.eval.attn_len is None and trained > mem_len + 1:
             lengths = {"attn_len": None} | lengths
         off = {name: None for name in ("clamp_len", "attn_len") if lengths.get(name, 0) is None}
         train, scored = replace(self.config.train, **off), replace(self.config.eval, **lengths)

@@ -138,7 +138,7 @@ class VectorStep:
         tables = zip(backbone.layers, backbone.positions(self.window, lengths.clamp_len, backbone.like), strict=True)
         for layer, own in tables:
             assert own is not None, "a packaged backbone has positions"
-            self.positions.append(own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()))
+            self.positions.append(own._replace(r=own.r.to(next(layer.attention.qkv.parameters()).dtype).contiguous()))
         self._readers: list[Reader] = []  # none before the first call; for selections too
 
     @torch.no_grad()

@@ -35,7 +35,7 @@ from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, clock, seconds_left
 from .choices import choices, resolve_settings
 from .optim import learning_rate
-from .resuming import check_resumed
+from .resuming import check_resumed, with_own_choices
 from .step import Pace, Trainer
 from .trackers import Trackers
 from .writer import BackgroundWriter
@@ -55,9 +55,10 @@ def fit(
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, in a run folder as `txl train` writes it (`Run`).
 
-    The model computes with `train.backend`, and with `train.recompute`, whichever it was built with. With `resume`
-    training continues from the last checkpoint, on the same text and with the same settings, except for those that the
-    command line may change too; `txl train --resume --out RUN` may do so, too.
+    Meanwhile the model computes with `train.backend`, if that is not "auto" or the model's own is, and recomputes if
+    `train.recompute` says so. With `resume` training continues from the last checkpoint, on the same text and with the
+    same settings, except for those that the command line may change too, `train.backend` and `train.device`. `txl train
+    --resume --out RUN` may continue it, too.
 
     Args:
         trackers: they get figures and samples, whichever `config` names; None: no trackers.
@@ -84,10 +85,11 @@ def fit(
     run, ranks = Run(folder), ranks or Ranks()
     if begun is None and not resume:
         begun = {"chosen": choices(config.train, model.config)}
+    named = config.train.backend != "auto"
     config = _checked(model, corpus, config, run, ranks, resume=resume)
     segments = train_segments(corpus, config)
-    _use_settings(model, config.train)
     with ExitStack() as stack:
+        stack.enter_context(_settings_used(model, config.train, named=named))
         if model.ngrams is not None:  # the trainer may change it
             stack.callback(setattr, model.ngrams.table, "sparse", model.ngrams.table.sparse)
         if ranks.first:
@@ -119,6 +121,10 @@ def _checked(
     """The settings, in which nothing is "auto" any more. What does not fit is refused before anything is written."""
     check_rebuilt(model)
     check_batch(config.train, ranks)
+    if config.train.parallel == "fsdp" and ranks.size > 1 and model.config.qk_norm:
+        raise Mistake("train.parallel must be ddp with model.qk_norm: fsdp cannot split its one number. Use ddp.")
+    if resume and run.latest is not None:
+        config = with_own_choices(run, config)
     config = resolve_settings(replace(config, model=model.config), corpus)
     if config.model.document_end != model.config.document_end:
         raise Mistake(
@@ -129,6 +135,8 @@ def _checked(
         raise FileExistsError(f"{run.path} holds checkpoints. Choose another folder, or go on with resume=True.")
     if resume and run.latest is not None:
         check_resumed(run, config, corpus)
+    for split in ("train", "valid"):
+        corpus.split(split)
     return config
 
 
@@ -142,16 +150,28 @@ def check_batch(config: TrainConfig, ranks: Ranks) -> None:
         )
 
 
-def _use_settings(model: TransformerXL, config: TrainConfig) -> None:
-    """Let the model compute as these settings say, which its builder may not have known."""
-    for module in model.modules():
-        if isinstance(module, RelativeMultiheadAttention):
-            module.backend = config.backend
-    if config.recompute and not hasattr(model.backbone, "recompute"):
+@contextmanager
+def _settings_used(model: TransformerXL, config: TrainConfig, *, named: bool) -> Iterator[None]:
+    """Inside, the model computes with the settings' backend, unless it was built with one and the user `named` no other
+    in the settings, and with `recompute`. Afterwards it is as it was."""
+    backbone, attentions = model.backbone, [m for m in model.modules() if isinstance(m, RelativeMultiheadAttention)]
+    before, recomputes = [attention.backend for attention in attentions], getattr(backbone, "recompute", None)
+    if config.recompute and recomputes is None:
         kind = model.config.kind
         raise Mistake(f"train.recompute must be false for kind = {kind}, which cannot recompute layers. Leave it out.")
+    if config.cuda_graph and recomputes:
+        raise Mistake("train.cuda_graph must be false for a model that was built with recompute. Build it without.")
+    for attention in attentions:
+        attention.backend = config.backend if named or attention.backend == "auto" else attention.backend
     if config.recompute:
-        model.backbone.recompute = True
+        backbone.recompute = True
+    try:
+        yield
+    finally:
+        for attention, backend in zip(attentions, before, strict=True):
+            attention.backend = backend
+        if recomputes is not None:
+            backbone.recompute = recomputes
 
 
 def _trainer(

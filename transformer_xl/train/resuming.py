@@ -56,12 +56,22 @@ def resumed_settings(
 
 def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
     """Refuse to go on with a run in which the text, or a setting that cannot change, is not as when it began. The text
-    may be elsewhere now."""
+    and the training may be elsewhere now."""
     check_text(run, corpus)
+    if not (run.path / "config.toml").exists():
+        return
     own = run.settings()
-    _fixed(
-        run, own, config, [each for each in settings_in(own) if each.name not in ("corpus.name", "corpus.vocab")]
-    ).refuse()
+    elsewhere = ("corpus.name", "corpus.vocab", "train.device", "train.backend")
+    _fixed(run, own, config, [each for each in settings_in(own) if each.name not in elsewhere]).refuse()
+
+
+def with_own_choices(run: Run, config: RunConfig) -> RunConfig:
+    """`config` with what the run chose when it began in place of "auto"."""
+    if not (run.path / "config.toml").exists():
+        return config
+    own, choices = run.settings().train, ("device", "precision", "backend")
+    chosen = {name: getattr(own, name) for name in choices if getattr(config.train, name) == "auto"}
+    return replace(config, train=replace(config.train, **chosen))
 
 
 def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[Setting]) -> Problems:
@@ -70,7 +80,7 @@ def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[Settin
         f"{setting.name} is {setting.of(own)} {_advice(run)}"
         for setting in changes
         if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
-        if setting.of(config) != setting.of(own)
+        if _unlisted(setting.of(config)) != _unlisted(setting.of(own))
     )
     if config.train.max_steps < run.step:
         problems.append(
@@ -78,6 +88,10 @@ def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[Settin
             f"{config.train.max_steps}."
         )
     return problems
+
+
+def _unlisted(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _advice(run: Run) -> str:
