@@ -151,8 +151,8 @@ def test_the_op_finds_the_echo(capsys):
 
 def test_the_equations_page_names_code_that_exists():
     text = (ROOT / "docs" / "math.md").read_text()
-    places = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
-    assert len(places) > 20
-    for file, name in places:
+    named = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
+    assert len(named) > 20
+    for file, name in named:
         module = import_module("transformer_xl." + file.removesuffix(".py").replace("/", "."))
         assert attrgetter(name)(module), f"{file}: {name}"

@@ -65,11 +65,11 @@ def test_losses_memories_and_gradients_equal_theirs(case):
         for key, gradient in expected.items()
         if key.startswith("gradient.")
     }
-    places = {entry.theirs: entry for entry in entries(model.config, reverse=False, names=theirs)}
+    entry_of = {entry.theirs: entry for entry in entries(model.config, reverse=False, names=theirs)}
     for name, gradient in theirs.items():
-        actual = parameters[places[name].ours].grad[places[name].rows or slice(None)].reshape(gradient.shape)
+        actual = parameters[entry_of[name].ours].grad[entry_of[name].rows or slice(None)].reshape(gradient.shape)
         torch.testing.assert_close(actual, gradient, rtol=0, atol=max(gradient.abs().max().item(), 1) * bar["atol"])
-    assert {parameters[places[name].ours] for name in theirs} == set(model.parameters())
+    assert {parameters[entry_of[name].ours] for name in theirs} == set(model.parameters())
     assert sum(g.numel() for g in theirs.values()) == sum(p.numel() for p in model.parameters())
 
 

@@ -49,12 +49,12 @@ def test_losses_memories_and_gradients_equal_theirs(case):
     parameters = dict(model.named_parameters())
     wanted = {name.removeprefix("gradient/"): array for name, array in expected.items() if name.startswith("gradient/")}
     originals = [_canonical(name) for name in wanted]
-    places = {entry.theirs: entry for entry in entries(model.config, reverse=False, names=dict(originals))}
+    entry_of = {entry.theirs: entry for entry in entries(model.config, reverse=False, names=dict(originals))}
     for (original, transposed), gradient in zip(originals, wanted.values(), strict=True):
-        entry = places[original]
+        entry = entry_of[original]
         rows = parameters[entry.ours].grad[entry.rows or slice(None)]
         compare((rows.T if transposed else rows).reshape(gradient.shape), gradient)
-    found = {places[original].ours for original, _ in originals}
+    found = {entry_of[original].ours for original, _ in originals}
     for name in parameters.keys() - found:  # bands as wide as the model have no projection there
         assert ".projections." in name and torch.equal(parameters[name], torch.eye(len(parameters[name]), dtype=dtype))
     assert sum(g.numel() for g in wanted.values()) == sum(parameters[name].numel() for name in found)

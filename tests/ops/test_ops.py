@@ -337,6 +337,14 @@ def test_auto_counts_the_scores_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> 
     assert used == ["strided"] * 2 + ["chunked"] * 2
 
 
+@pytest.mark.parametrize("backend", ["strided", "chunked", "sdpa"])
+def test_no_rows_and_no_queries_have_no_results(backend: str) -> None:
+    inputs = make_inputs(Case(), torch.float32)
+    for few in ({"q": inputs["q"][:, :, :0]}, {name: inputs[name][:0] for name in "qkv"}):
+        found = relative_attention(**inputs | few, backend=backend)
+        assert found.shape == few["q"].shape
+
+
 def test_chunked_never_keeps_all_scores() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 

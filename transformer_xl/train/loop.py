@@ -123,7 +123,10 @@ def _checked(
     check_batch(config.train, ranks)
     if config.train.parallel == "fsdp" and ranks.size > 1 and model.config.qk_norm:
         raise Mistake("train.parallel must be ddp with model.qk_norm: fsdp cannot split its one number. Use ddp.")
-    if resume and run.latest is not None:
+    goes_on = run.latest is not None
+    if goes_on and not resume:
+        raise FileExistsError(f"{run.path} holds checkpoints. Choose another folder, or go on with resume=True.")
+    if goes_on:
         config = with_own_choices(run, config)
     config = resolve_settings(replace(config, model=model.config), corpus)
     if config.model.document_end != model.config.document_end:
@@ -131,9 +134,7 @@ def _checked(
             f"The model must have document_end = {config.model.document_end}, the id of corpus.document_end, got "
             f"{model.config.document_end}. Build it from what resolve_settings returns."
         )
-    if not resume and run.latest is not None:
-        raise FileExistsError(f"{run.path} holds checkpoints. Choose another folder, or go on with resume=True.")
-    if resume and run.latest is not None:
+    if goes_on:
         check_resumed(run, config, corpus)
     for split in ("train", "valid"):
         corpus.split(split)

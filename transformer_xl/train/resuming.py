@@ -66,7 +66,7 @@ def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
 
 
 def with_own_choices(run: Run, config: RunConfig) -> RunConfig:
-    """`config` with what the run chose when it began in place of "auto"."""
+    """`config` with what the run chose when it began instead of "auto"."""
     if not (run.path / "config.toml").exists():
         return config
     own, choices = run.settings().train, ("device", "precision", "backend")

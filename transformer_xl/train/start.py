@@ -94,7 +94,7 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     corpus = open_corpus(config.corpus, vocab=vocab, extend=config.corpus.extend_vocab and source is not None)
     if resume:
         check_text(run, corpus)
-    _check_splits(config, corpus)
+    _check_eval_split(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     if ranks.first:  # the others wait until this is done
         build_native(resolve_device(config.train.device))
@@ -120,10 +120,8 @@ def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
         refuse_odd_name(name, option)
 
 
-def _check_splits(config: RunConfig, corpus: Corpus) -> None:
-    """Refuse a corpus that lacks a split that is needed later. This comes before training, which may take hours."""
-    for split in ("train", "valid"):
-        corpus.split(split)
+def _check_eval_split(config: RunConfig, corpus: Corpus) -> None:
+    """Refuse a corpus without the split that is scored at the end. This comes before training, which may take hours."""
     if config.eval.split not in corpus.header.splits:
         got, splits = config.eval.split, " or ".join(corpus.header.splits)
         raise Mistake(f"eval.split must be {splits} for the corpus {corpus.name}, got {got}. Give --eval.split valid.")
