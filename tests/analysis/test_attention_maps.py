@@ -315,6 +315,7 @@ def test_the_command_prints_a_table_and_has_default_heads_and_positions(home: Pa
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines()[2:5]] == ["1", "2", "3"]
     assert "beyond segment" in printed and str(tmp_path) in printed
+    assert printed.splitlines()[-1].startswith("Pictures and arrays are in")
     [look] = facts["positions"]
     furthest = sorted(facts["heads"], key=lambda head: -head["mean_distance_tokens"])[:3]
     assert list(look["top"]) == [head["head"] for head in furthest]
@@ -363,7 +364,23 @@ def test_tokens_of_a_passage_lie_side_by_side_in_lines(sizes: list[int]):
     assert all(column == 0 or column + size <= LINE for size, (column, _) in zip(sizes, corners, strict=True))
 
 
-def test_a_missing_matplotlib_is_named_in_one_sentence(tmp_path: Path, monkeypatch):
+def test_a_token_that_ends_documents_hides_what_is_before_it(home: Path, tmp_path: Path):
+    """As where documents are apart: the token begins its document."""
+    vocab = Vocab.build("word", [WORDS])
+    end = vocab.id_of("and")
+    model = small_model(vocab_size=len(vocab), dtype=torch.float32, document_end=end)
+    config = RunConfig(model=model.config, train=TrainConfig(tgt_len=8, mem_len=10))
+    save_checkpoint(tmp_path / "run", model=model, vocab=vocab, config=config)
+    Attention(tmp_path / "run", data=str(home / "text.txt"), split="train", positions=(11, 33), out=tmp_path).run()
+    looks = json.loads((tmp_path / "attention.json").read_text())["positions"]
+    for look in looks:
+        assert look["tokens"][0] == "and" and "and" not in look["tokens"][1:], "the last document alone"
+
+
+def test_a_missing_matplotlib_is_named_in_one_sentence(home: Path, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert looked(home, tmp_path, max_tokens=50)["queries"] == 50
+    shown = capsys.readouterr()
+    assert "pip install matplotlib" in shown.err and shown.out.splitlines()[-1] == f"Arrays are in {tmp_path}."
     with pytest.raises(ValueError, match="pip install matplotlib"):
         draw_by_distance(tmp_path / "average", {"": np.ones((1, 1, 3))}, "title")

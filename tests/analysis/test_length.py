@@ -20,6 +20,7 @@ from small_models import small_model, text
 from transformer_xl import analysis
 from transformer_xl.analysis.figures import Curve, draw_curves
 from transformer_xl.analysis.length import Sweep, attention_lengths, sweep
+from transformer_xl.commands.attention import Attention
 from transformer_xl.commands.length import Length
 from transformer_xl.commands.recl import Recl
 from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
@@ -216,6 +217,49 @@ def test_runs_with_different_vocabularies_are_refused(home: Path):
             command([home / "xl"])
     with pytest.raises(ValueError, match=r"--attn-len must be at least 1, got 0\.\n--batch-size must be at least 1"):
         length([home / "xl"], attn_len=(4, 0), batch_size=0)
+
+
+def test_each_document_of_one_stream_has_its_own_contexts(tmp_path: Path):
+    """A target of RECL has its whole context in its document, as where documents are apart."""
+    (tmp_path / "text.txt").write_text(("a" * 30 + "|") * 40)
+    model = small_model(vocab_size=256, dtype=torch.float32, document_end=ord("|"))
+    save_checkpoint(tmp_path / "run", model=model, vocab=BYTES, config=replace(CONFIG, model=model.config))
+    recl([tmp_path / "run"], data=str(tmp_path / "text.txt"), out=tmp_path, **SMALL)
+    positions = np.load(tmp_path / "recl.npz")["positions"]
+    assert ((positions + 1) % 31 >= 16).all(), "a document begins with its |"
+    with pytest.raises(ValueError, match=r"positions must be at most 0, .* Give more text, or a lower max_context\."):
+        recl([tmp_path / "run"], data=str(tmp_path / "text.txt"), **SMALL | {"max_context": 32})
+
+
+def test_weights_that_diverged_are_named_and_nothing_is_written(home: Path, tmp_path: Path):
+    model = build("transformer-xl").float()
+    next(model.parameters()).data.fill_(math.nan)
+    save_checkpoint(tmp_path / "run", model=model, vocab=BYTES, config=CONFIG)
+    given = {"data": str(home / "text.txt"), "split": "train", "out": tmp_path / "out"}
+    for call in (
+        lambda: recl([tmp_path / "run"], **given | SMALL),
+        lambda: length([tmp_path / "run"], **given),
+        Attention(tmp_path / "run", **given, max_tokens=50).run,
+    ):
+        with pytest.raises(ValueError, match="run gives figures that are not finite: its weights diverged"):
+            call()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_instead_of_a_folder_is_refused_before_any_work(home: Path, tmp_path: Path):
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        for call in (recl, length):
+            with pytest.raises(ValueError, match=r"--out must be a folder, and .*file.* is a file, or below one"):
+                call([home / "no run"], out=out)
+
+
+def test_bytes_are_those_of_evaluation(home: Path):
+    """The token that ends documents is no text."""
+    config = replace(CONFIG, model=replace(CONFIG.model, document_end=ord("t")))
+    found = sweep(build("transformer-xl"), config, split_of(100), [5], BYTES, how=HOW)
+    targets = split_of(100).ids[1:]
+    assert found.results[0].bytes == len(targets) - int((targets == ord("t")).sum())
 
 
 def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: Path):

@@ -44,9 +44,23 @@ def test_a_text_is_read_as_bytes_unless_the_user_names_a_unit(unit: str | None, 
         Path("a text.txt").write_bytes(text)
         given = [] if unit is None else ["--corpus.unit", unit]
         shown = printed(["train", "--data", "a text.txt", "--print-config", *given], capsys)
-        assert re.match(rf"# Recipe {recipe}, [^:]+: 'a text.txt' is read as {unit or 'byte'}s; ", shown)
+        tokens = {None: "bytes", "bpe": "subwords of about 4 bytes"}.get(unit, f"{unit}s")
+        assert re.match(rf"# Recipe {recipe}, [^:]+: 'a text.txt' is read as {tokens}; ", shown)
         assert f'unit = "{unit or "byte"}"\n' in shown
         assert "`txl train RECIPE --data 'a text.txt'` takes another" in shown
+
+
+@pytest.mark.parametrize(("unit", "tolerance"), [("byte", 0.02), ("char", 0.02), ("word", 0.2), ("bpe", 1.0)])
+def test_passes_are_over_tokens_of_the_unit(unit: str, tolerance: float):
+    """Line ends are words too; a subword has about four bytes."""
+    Path("text.txt").write_text(prose(60_000, types=2_000).decode().translate({ord("w"): "言", ord("1"): "語"}))
+    choice = choose_recipe("text.txt", ["--corpus.unit", unit])
+    config = load_recipe(choice.recipe, choice.words, data="text.txt")
+    tokens = len(open_corpus(config.corpus).split("train").ids)
+    shown = re.search(r"([\d,.]+) passes", choice.why)
+    assert shown is not None
+    passes = config.train.max_steps * config.train.batch_size * config.train.tgt_len / tokens
+    assert float(shown[1].replace(",", "")) == pytest.approx(passes, rel=tolerance)
 
 
 @pytest.mark.parametrize("tokens", [1, 5_000, 100_000, 300_000, 10**7])
@@ -113,7 +127,7 @@ def test_neither_a_recipe_nor_a_text_is_one_sentence(capsys):
     assert "empty" in refused("train --data empty.txt", capsys)
     Path("scored").mkdir()
     Path("scored/test.txt").write_text("no split to train on")
-    assert "must have a train split" in refused("train --data scored", capsys) and not Path("runs").exists()
+    assert "must have a train or all split" in refused("train --data scored", capsys) and not Path("runs").exists()
 
 
 def test_the_choice_is_printed_recorded_and_not_made_again(home, capsys):

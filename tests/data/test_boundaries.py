@@ -49,8 +49,8 @@ def test_a_token_is_added_after_each_document_that_does_not_end_with_it(tmp_path
     texts = [corpus.vocab.decode(part[:-1]) for part in parts]
     ends = "\n" if unit == "word" else ""
     expected = [DOCUMENTS[0] + ends, DOCUMENTS[1] + ends, "a " if unit == "bpe" else "a", " ", DOCUMENTS[3]]
-    if unit == "word":  # a line end follows what the document says, so the token is not its last
-        expected[3:] = ["", "\n", DOCUMENTS[3]]
+    if unit == "word":  # the end of the document's last line follows its token
+        expected[3:] = ["", "\n" + DOCUMENTS[3]]
     assert texts == expected
 
 
@@ -115,3 +115,12 @@ def test_ids_of_one_byte_may_get_an_end_above_them(tmp_path: Path) -> None:
 def test_lines_of_several_documents_are_not_shuffled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = f"train text-small --data {written(tmp_path / 'lines')} --corpus.unit word --corpus.document-end {END}"
     assert "shuffle_lines must be false where" in refused(f"{line} --corpus.shuffle-lines --out {tmp_path}/o", capsys)
+
+
+def test_impossible_tokens_are_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='document_end must be UTF-8 unless unit is "byte"'):
+        CorpusConfig(unit="bpe", document_end="\udcff")
+    assert CorpusConfig(unit="byte", document_end="\udcff")
+    np.save(tmp_path / "a.npy", np.arange(200))
+    with pytest.raises(ValueError, match="document_end must be below 1,048,576, got 99,999,999,999"):
+        opened(tmp_path / "a.npy", "id", "99999999999")

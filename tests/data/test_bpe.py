@@ -109,6 +109,18 @@ def test_training_is_reproducible_and_stops_if_the_text_has_no_more_pairs() -> N
     assert Subwords(train_bpe(["ab abab\n\n", "abab"], 999)).symbols[256:] == ("ab", "abab", "\u0120abab")
 
 
+def test_pairs_of_text_without_borders_are_counted_in_equal_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps each such part, so their number may not grow with the text."""
+    monkeypatch.setattr(bpe, "_PARTS", 50)
+    text = "".join(chr(0x4E00 + n % 900) for n in range(200_000))
+    kept = list(bpe._for_pairs([text] * 3))
+    assert 25 <= len(kept) <= 54 and sum(len(part) > bpe._WORD for part in kept) <= 3, "the ends of the texts"
+    places = [text.index(part) % 900 for part in kept]
+    assert len(set(places)) > 5, "from all over the text"
+    words = "some words " * 9000
+    assert "".join(bpe._for_pairs([words])) == words, "nothing of a text with borders is left out"
+
+
 def test_a_pattern_that_explodes_is_a_sentence() -> None:
     step = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     pairs = Subwords(changed(lambda content: content["pre_tokenizer"]["pretokenizers"].insert(0, step)))

@@ -291,7 +291,7 @@ class TestCorpus:
         assert corpus.vocab == vocab and corpus.split("test").ids.tolist() == [1, 0]
         with pytest.raises(ValueError, match=r"no valid split, only test"):
             corpus.split("valid")
-        with pytest.raises(ValueError, match="must have a train split"):
+        with pytest.raises(ValueError, match="must have a train or all split"):
             Corpus.build(tmp_path / "other", {"test": splits["test"]})
 
     @pytest.mark.parametrize(
@@ -430,6 +430,7 @@ class TestAnyText:
         (tmp_path / "README.md").write_bytes(b"no")
         assert texts_of(tmp_path, "byte") == alone
         assert read_splits(tmp_path, "byte", whole=True).splits.keys() == {"all"}
+        assert len(open_corpus(str(tmp_path), whole=True).split("all").ids) == 200
 
     @pytest.mark.parametrize(
         ("names", "sentence"),
@@ -545,6 +546,10 @@ class TestAnyText:
         assert open_corpus(config).split("train").ids[0] == ord("b")
         assert open_corpus(CorpusConfig(name=str(file), unit="char")).unit == "char"
         assert first.name == "a.txt" and first.header.source == str(file.resolve())
+        (tmp_path / "a.log").write_bytes(b"b" * 100)
+        again = open_corpus(str(tmp_path / "a.log"))
+        assert again.name == "a.log" and again.header.source == str((tmp_path / "a.log").resolve())
+        assert again.path == open_corpus(str(file)).path, "they have one store"
 
     @pytest.mark.parametrize("suffix", ["xz", "gz", "bz2"])
     def test_compressed_text_is_text(self, tmp_path: Path, suffix: str) -> None:
@@ -555,6 +560,28 @@ class TestAnyText:
         file.write_bytes(file.read_bytes()[:-9])
         with pytest.raises((ValueError, OSError), match=r"a\.txt"):
             texts_of(file, "char")
+
+    @pytest.mark.parametrize("suffix", ["xz", "gz", "bz2"])
+    def test_compressed_bytes_without_their_suffix_are_refused(self, tmp_path: Path, suffix: str) -> None:
+        with OPENERS[f".{suffix}"](tmp_path / "a.txt", "wb") as out:
+            out.write(b"abc" * 100)
+        with pytest.raises(ValueError, match=rf"a\.txt must be text, and is an? \w+ file, which needs .* \.{suffix}"):
+            texts_of(tmp_path / "a.txt", "byte")
+
+    @pytest.mark.parametrize("member", ["[Content_Types].xml", "mimetype"])
+    def test_a_document_of_an_office_program_is_refused(self, tmp_path: Path, member: str) -> None:
+        with zipfile.ZipFile(tmp_path / "a.docx", "w") as packed:
+            packed.writestr(member, "text " * 100)
+        with pytest.raises(ValueError, match=r"a\.docx must be text, and is a document of an office program"):
+            open_corpus(str(tmp_path / "a.docx"))
+
+    def test_words_are_cut_between_tabs_too(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(b"one\ttwo\t" * 50)
+        words = [len(texts[0].split()) for texts in texts_of(tmp_path / "a.txt", "word").values()]
+        assert sum(words) == 100 and min(words) >= 4, "no word is cut"
+        (tmp_path / "a.txt").write_text("語" * 100)
+        with pytest.raises(ValueError, match="too short, or has no white space to be cut at"):
+            texts_of(tmp_path / "a.txt", "word")
 
     def test_a_byte_order_mark_is_a_byte_and_not_a_character(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"ab " * 40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -81,6 +82,22 @@ def test_a_table_has_the_tokens_of_its_lines(unit: Any, tmp_path: Path) -> None:
     )
     assert of_table.vocab.symbols and set(of_table.vocab.symbols) == set(of_lines.vocab.symbols)
     assert sum(split.tokens for split in of_table.header.splits.values()) > 1000
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file/a.arrow"])
+def test_texts_in_a_dictionary_are_texts(name: str, tmp_path: Path) -> None:
+    packed = TABLE.set_column(1, "text", TABLE["text"].dictionary_encode())
+    assert opened(written(name, tmp_path, packed)).split("all").ids.tobytes() == "".join(TEXTS).encode()
+
+
+def test_a_column_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.csv.gz", "wb") as out:
+        out.write(written("a.csv", tmp_path).read_bytes())
+    with pytest.raises(Mistake, match=r"corpus\.column must be left out for .*gz, which has no table"):
+        opened(tmp_path / "a.csv.gz", "text")
+    store = opened(tmp_path / "a.csv", "text").path
+    with pytest.raises(Mistake, match=r"corpus\.column is for a text file or folder"):
+        opened(store, "text")
 
 
 def test_without_a_column_commas_are_text(tmp_path: Path) -> None:

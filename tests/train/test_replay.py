@@ -18,11 +18,10 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import Segment
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import replay
 from transformer_xl.train.choices import can_record, resolve_settings
 from transformer_xl.train.optim import build_optimizers
-from transformer_xl.train.step import Trainer, objective_of, train_step
+from transformer_xl.train.step import objective_of, train_step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TransformerXLConfig(
@@ -139,8 +138,3 @@ def test_a_recording_on_a_cpu_is_refused(tmp_path: Path) -> None:
     config = RunConfig(model=replace(SHAPE, vocab_size=0), train=replace(CONFIG, device="cpu"))
     with pytest.raises(Mistake, match="cuda_graph needs a CUDA device"):
         resolve_settings(config, corpus)
-
-
-def test_several_ranks_are_refused() -> None:
-    with pytest.raises(Mistake, match="several ranks"):
-        Trainer(TransformerXL(SHAPE), None, CONFIG, ranks=Ranks(0, 2))  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def draw_gains(
     perplexity: dict[str, dict[str, Curve]] = {}
     relative: dict[str, dict[str, Curve]] = {}
     for each in shares:
-        title = f"hardest {each.r:.0%} of positions" if each.r < 1 else "all positions"
+        title = f"hardest {100 * each.r:g} % of positions" if each.r < 1 else "all positions"
         gains, shown = perplexity.setdefault(title, {}), relative.setdefault(title, {})
         for i, name in enumerate(names):
             marks = {int(np.searchsorted(contexts, each.length.tokens[i])): "RECL"} if each.length.reached[i] else {}

@@ -98,7 +98,6 @@ def sweep(
         if windows:
             reader, lengths = Sliding(model, length, min(STRIDE, length)), Lengths(tgt_len=length, mem_len=0)
         segments = report_progress(loader, f"scoring with an attention length of {length:,}")
-        results.append(
-            evaluate(reader, segments, lengths, precision=precision, unit=vocab.unit, token_sizes=vocab.token_sizes())
-        )
+        sizes = vocab.token_sizes(config.model.document_end)
+        results.append(evaluate(reader, segments, lengths, precision=precision, unit=vocab.unit, token_sizes=sizes))
     return Sweep(fit, results, description)

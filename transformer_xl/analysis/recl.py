@@ -1,4 +1,4 @@
-"""RECL, the relative effective context length (Dai et al. 2019, section 4.4 and appendix C; Table 8, Figures 3 and 4).
+"""RECL, the relative effective context length (Dai et al. 2019, section 4.3 and appendix C; Table 8, Figures 3 and 4).
 
 For each model i of a group, l_i(c, t) is the loss of target t given exactly the c tokens before it. Then
 
@@ -176,7 +176,7 @@ def sample_positions(
     if count > (there := step * sum(size for _, size in runs)):
         raise Mistake(
             f"positions must be at most {there:,}, the targets with {longest:,} tokens before them, got "
-            f"{count:,}. Give more text, a lower max_context or fewer positions."
+            f"{count:,}. Give more text, or a lower max_context{' or fewer positions' if there else ''}."
         )
     chosen, left, random = [], count, np.random.default_rng(seed)
     for phase in random.permutation(step):

@@ -14,7 +14,7 @@ from tyro.conf import arg
 from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from ..runtime.terminal import report_progress, show_table
-from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath
+from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath, check_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +55,7 @@ class Attention:
         """Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays."""
         from ..analysis import attention
         from ..analysis.comparison import save_arrays
+        from ..analysis.figures import if_possible
         from ..data.loader import StreamLoader
         from ..interop.hub import local
         from ..run.trained import TrainedRun
@@ -64,11 +65,12 @@ class Attention:
         found = trained.lengths(self)
         named = problems.attempt(lambda: [_head(name, config.model) for name in self.heads]) or []
         problems.bound(self, "max_tokens", least=0)
+        check_folder(self.out, problems)
         loaded = trained.load()
         [lengths] = found
         attention.attending_layers(loaded.model)
         split = trained.text(loaded.vocab, self.data, self.split, "valid")
-        ids, documents = split.ids, split.documents
+        ids, documents = split.ids, split.starts(config.model.document_end)
         problems.bound(self, "positions", least=1, most=len(ids) - 1)
         problems.refuse()
         tokens = min(self.max_tokens or len(ids), len(ids))
@@ -82,6 +84,7 @@ class Attention:
         average = attention.average_attention(
             loaded.model, report_progress(loader, "averaging"), lengths, precision=precision
         )
+        trained.refuse_infinite(average.sums, average.entropy)
         looks, targets = [], []
         for position in positions:
             start, end = _document(documents, position, len(ids))
@@ -104,18 +107,17 @@ class Attention:
         save_arrays(
             folder / "attention", facts, arrays | {f"position_{look.position}": look.probability for look in looks}
         )
-        paths = attention.draw_heads(folder, average, chosen, looks, targets, loaded, f"{split.corpus}, {split.name}")
+        title = f"{split.corpus}, {split.name}"
+        paths = if_possible(lambda: attention.draw_heads(folder, average, chosen, looks, targets, loaded, title))
         if self.json:
             print(json.dumps(facts | {"files": [str(path) for path in paths]}))
         else:
             _show(average, split.title)
-            print(f"Pictures and arrays are in {folder}.")
+            print(f"{'Pictures and arrays' if paths else 'Arrays'} are in {folder}.")
 
 
-def _document(documents: Int[np.ndarray, " D"] | None, position: int, size: int) -> tuple[int, int]:
-    """Start and end of the document that a position is in; a text without documents is one."""
-    if documents is None:
-        return 0, size
+def _document(documents: Int[np.ndarray, " D"], position: int, size: int) -> tuple[int, int]:
+    """Start and end of the document that a position is in."""
     return int(documents[documents <= position][-1]), int([*documents[documents > position], size][0])
 
 

@@ -42,6 +42,7 @@ class Length(ComparisonOptions):
             how = replace(own, max_tokens=self.max_tokens, batch_size=self.batch_size or own.batch_size)
             model, precision = run.load().model, group.precision
             found = sweep(model, run.config, group.split, lengths, group.vocab, how=how, precision=precision)
+            run.refuse_infinite(np.array([result.loss for result in found.results]))
             readings[name] = found.description
             results = []
             for index, (attn_len, result) in enumerate(zip(found.attn_lens, found.results, strict=True)):
@@ -58,10 +59,11 @@ class Length(ComparisonOptions):
             curves[name] = Curve(np.array(found.attn_lens), np.array(found.figures), marks=marks)
         facts, folder = {"tolerance": TOLERANCE} | group.facts(figures), self.folder(group, "length")
         write_whole(folder / "length.json", json.dumps(facts, indent=1) + "\n")
-        if_possible(lambda: draw_curves(folder / "length", {"": curves}, "attention length in tokens", group.unit))
+        title = "attention length in tokens"
+        paths = if_possible(lambda: draw_curves(folder / "length", {"": curves}, title, group.unit))
         if self.json:
             print(json.dumps(facts))
             return
         show_table(group.split.title, ["run", "attn_len", group.unit, "loss", "targets", "tokens/s", ""], rows)
         show_pairs("\nHow each reads", readings)
-        print(f"The picture is in {folder}.")
+        print(f"The {'picture' if paths else 'table'} is in {folder}.")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from ..config.problems import Problems
-from ..mistake import Mistake
 from ..runtime.terminal import show_pairs, show_table
 from .shared import ComparisonOptions, Precision
 
@@ -59,8 +58,9 @@ class Recl(ComparisonOptions):
             )
         group = self.compared(self.precision, problems)
         split = group.split
+        documents = np.unique(np.concatenate([split.starts(run.config.model.document_end) for run in group.runs]))
         targets = measures.sample_positions(
-            len(split.ids), self.positions, step=step, longest=longest, seed=seed, documents=split.documents
+            len(split.ids), self.positions, step=step, longest=longest, seed=seed, documents=documents
         )
         contexts = np.arange(step, longest + 1, step)
         losses, readings = _losses(group, self, contexts, targets)
@@ -78,7 +78,7 @@ class Recl(ComparisonOptions):
         save_arrays(folder / "recl", facts, arrays | {"names": np.array(group.names)})
         known = np.exp if group.unit == "ppl" else partial(np.multiply, 1 / np.log(2))
         curves = {n: Curve(contexts, known(mean[i]), known(interval[:, i])) for i, n in enumerate(group.names)}
-        if_possible(
+        paths = if_possible(
             lambda: [
                 *draw_gains(folder / "recl_gains", group.names, contexts, shares, measures.THRESHOLD),
                 *draw_curves(folder / "recl_context", {"all positions": curves}, "context in tokens", group.unit),
@@ -89,7 +89,7 @@ class Recl(ComparisonOptions):
         else:
             heading = f"RECL on {group.split.title}: {self.positions:,} positions, threshold {measures.THRESHOLD:g}"
             _show_recl(heading, group, facts, shares)
-            print(f"Pictures and arrays are in {folder}.")
+            print(f"{'Pictures and arrays' if paths else 'Arrays'} are in {folder}.")
 
 
 def _losses(
@@ -107,8 +107,7 @@ def _losses(
         seen = np.minimum(contexts, plan.most)
         losses.append(score(run.load().model, contexts=seen, lengths=plan.lengths, batch_size=options.batch_size))
         readings.append(plan.description)
-        if not np.isfinite(losses[-1]).all():
-            raise Mistake(f"{run.path} gives losses that are not finite, so it cannot be compared. Leave it out.")
+        run.refuse_infinite(losses[-1])
     return np.stack(losses), readings
 
 

@@ -41,7 +41,14 @@ class Score:
         loaded = trained.load()
         lines = text.split(b"\n")[: -1 if text.endswith(b"\n") or not text else None]
         given = lines if loaded.vocab.unit == "byte" else [text_of(line, self.file) for line in lines]
-        scores = score_lines(loaded.model, loaded.vocab, given, found[0], precision=trained.precision)
+        scores = score_lines(
+            loaded.model,
+            loaded.vocab,
+            given,
+            found[0],
+            document_end=loaded.config.model.document_end,
+            precision=trained.precision,
+        )
         if unknown := loaded.vocab.unknown_in(given, "the text"):
             print(f"{unknown}, so bits are not comparable with other models.", file=sys.stderr)
         for each in scores:

@@ -29,6 +29,12 @@ Runs = Annotated[
 ]
 
 
+def check_folder(out: Path | None, problems: Problems) -> None:
+    """Add a problem if a folder to write cannot be one, before any work."""
+    if out is not None and any(each.exists() and not each.is_dir() for each in (out, *out.parents)):
+        problems.append(f"--out must be a folder, and {out} is a file, or below one. Name another.")
+
+
 @dataclass(frozen=True)
 class ComparisonOptions:
     """The options of the commands that compare runs."""
@@ -48,6 +54,7 @@ class ComparisonOptions:
         from ..analysis.comparison import Comparison
         from ..interop.hub import local
 
+        check_folder(self.out, problems)
         runs, where = list(map(local, self.runs)), self.device
         return Comparison(runs, problems, data=self.data, split=self.split, device=where, precision=precision)
 

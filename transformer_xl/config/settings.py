@@ -74,7 +74,7 @@ class CorpusConfig(Checked):
     nothing before it. Where documents are apart (JSON lines, tables, files with reset_documents), it is added after
     each, and they are joined."""
     min_count: int = 1
-    """Words that occur fewer times than this in the training split become <unk>."""
+    """Words that occur fewer times than this in the training split become <unk>, if the vocabulary is made from it."""
     vocab: str = ""
     """A file with the vocabulary: one word per line, with or without a count after it; for bpe a tokenizer.json."""
     extend_vocab: bool = False
@@ -93,13 +93,15 @@ class CorpusConfig(Checked):
         if self.unit == "bpe" and len(self.document_end) > 1 and len(self.document_end.split()) != 1:
             sentence = '{} must have no white space for {} = "bpe", which cuts texts there.'
             yield Problem(("document_end", "unit"), sentence)
+        if self.unit != "byte" and any("\ud800" <= character <= "\udfff" for character in self.document_end):
+            yield Problem(("document_end", "unit"), '{} must be UTF-8 unless {} is "byte". Name another token.')
         if self.extend_vocab and self.unit == "bpe":
             sentence = '{} must be false for {} = "bpe", because subwords write any word. Leave it out.'
             yield Problem(("extend_vocab", "unit"), sentence)
         if self.newlines == "sentence" and self.unit not in ("word", "id"):
             sentence = f'{{}} must be "keep" or "drop" for {{}} = "{self.unit}", got "sentence", which is for words.'
             yield Problem(("newlines", "unit"), sentence)
-        for name, default in (("newlines", "keep"), ("vocab", "")) if self.unit == "id" else ():
+        for name, default in (("newlines", "keep"), ("vocab", ""), ("column", "")) if self.unit == "id" else ():
             if getattr(self, name) != default:
                 yield Problem((name, "unit"), '{} must be left out for {} = "id", because ids have no text.')
         if self.shuffle_lines and self.newlines == "drop" and self.unit != "id":

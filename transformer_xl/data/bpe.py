@@ -27,6 +27,9 @@ _BYTES_BORDER = re.compile(BORDER.pattern.encode())
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 """Bytes that are encoded together, and without a border at most before a text is cut all the same: the library takes
 130 bytes of memory for each byte of text without one, such as Chinese or DNA."""
+_PARTS = 1 << 12
+"""Number of parts without a border, of `_WORD` characters, in which pairs are counted: the library keeps each of them,
+and needs 60 times their size."""
 _LARGEST_ID = 1 << 24
 """Limit on ids. The library allocates memory for all ids up to the largest, and aborts if that fails."""
 
@@ -61,9 +64,7 @@ def train_bpe(texts: Iterable[str], size: int, whole: Sequence[str] = ()) -> str
         vocab_size=size, initial_alphabet=byte_level.alphabet(), special_tokens=list(whole), show_progress=False
     )
     with _library_errors():
-        tokenizer.train_from_iterator(
-            (part for text in texts for piece in slices(text.encode()) for part in _parts(piece)), trainer
-        )
+        tokenizer.train_from_iterator(_for_pairs(texts), trainer)
     return tokenizer.to_str()
 
 
@@ -127,10 +128,22 @@ def slices(text: bytes) -> Iterator[str]:
         start = end
 
 
-def _parts(text: str) -> Iterator[str]:
-    """Cut a long slice that is one word into short parts: counting pairs takes time quadratic in the word."""
-    size = len(text) if len(text.encode()) < _SLICE or BORDER.search(text) else _WORD
-    yield from (text[start : start + size] for start in range(0, len(text), size))
+def _for_pairs(texts: Iterable[str]) -> Iterator[str]:
+    """The slices in which pairs are counted. One that is a single word is cut into short parts, because counting takes
+    time quadratic in the word; of all these parts, at most `_PARTS` are counted, at equal distances in the text."""
+    kept: list[str] = []
+    seen, stride = 0, 1
+    for piece in (piece for text in texts for piece in slices(text.encode())):
+        if len(piece.encode()) < _SLICE or BORDER.search(piece):
+            yield piece
+            continue
+        for start in range(0, len(piece), _WORD):
+            if seen % stride == 0:
+                kept.append(piece[start : start + _WORD])
+            seen += 1
+        if len(kept) > _PARTS:
+            kept, stride = kept[::2], 2 * stride
+    yield from kept
 
 
 def _library() -> Any:

@@ -8,7 +8,7 @@ follows from the size of the text.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,15 @@ MOST_CHARACTERS = 1024
 MOST_LEFT_OUT = 0.75
 """The largest share of n-grams to leave out; 0.9 was worse than 0.7 even in 10 passes."""
 LEAST_STEPS = 100
+_SUBWORD = 4
+"""Bytes of a subword, about, in English and in Chinese."""
+_SIZES: dict[str, Callable[[bytes], int]] = {
+    "byte": len,
+    "char": lambda piece: len(piece.decode()),
+    "word": lambda piece: len(piece.split()),
+    "bpe": lambda piece: len(piece) // _SUBWORD,
+}
+"""The number of tokens of a piece of text."""
 _PACED = ("warmup_steps", "eval_every", "save_every", "sample_every")
 """Settings of [train] that keep their share of max_steps."""
 
@@ -102,8 +111,9 @@ def _of_text(files: Path, unit: Unit, column: str) -> Found:
     recipe = WORDS if unit in ("word", "bpe") else BYTES
     splits = read_splits(files, unit, column=column).splits
     texts = (piece for span in splits.get("train", ()) for piece in pieces(span, unit))
-    tokens = sum(len(piece.split()) if recipe == WORDS else len(piece) for piece in texts)
-    return recipe, ("--corpus.unit", unit), tokens, f"is read as {unit}s"
+    tokens = sum(map(_SIZES[unit], texts))
+    what = f"subwords of about {_SUBWORD} bytes" if unit == "bpe" else f"{unit}s"
+    return recipe, ("--corpus.unit", unit), tokens, f"is read as {what}"
 
 
 def _of_ids(files: Path) -> Found:

@@ -28,6 +28,9 @@ from .ids import document_starts, id_blocks
 from .reading import Text, documents, pieces
 from .vocab import Newlines, Unit, Vocab
 
+_COUNTED = 1 << 20
+"""Number of ids to count at a time."""
+
 
 class Split(NamedTuple):
     """The ids of one split of a corpus."""
@@ -39,6 +42,12 @@ class Split(NamedTuple):
     corpus: str = ""
     unknown: int = 0
     """Number of tokens that are `<unk>`."""
+
+    def starts(self, document_end: int | None) -> Integer[np.ndarray, " D"]:
+        """Where a model with this `document_end` reads without a past, the first 0: each such token begins a document,
+        too."""
+        own = np.zeros(1, np.int64) if self.documents is None else self.documents
+        return own if document_end is None else np.union1d(own, np.flatnonzero(np.asarray(self.ids) == document_end))
 
     @property
     def title(self) -> str:
@@ -170,7 +179,7 @@ class Corpus:
         unit: Unit = "byte",
         newlines: Newlines = "keep",
         vocab: Vocab | None = None,
-        counted: Sequence[str] = ("train",),
+        counted: Sequence[str] = ("train", WHOLE),
         min_count: int = 1,
         closed: bool = False,
         bpe_size: int = 8192,
@@ -281,7 +290,7 @@ def _write_ids(
 ) -> SplitHeader:
     """Write the ids of the texts of a split of the corpus `name`; the header's entry. With `resets`, each document
     starts with an empty memory, or the id `end` follows each."""
-    tokens, size, starts, counts = 0, 0, [], np.zeros(len(vocab), np.int64)
+    tokens, size, starts = 0, 0, []
     with file.open("wb") as out:
         for text in texts if vocab.unit == "id" else chain.from_iterable(map(documents, texts)):
             begin = tokens
@@ -289,8 +298,6 @@ def _write_ids(
                 size += length
                 out.write(ids.data)
                 tokens += ids.size
-                before, counts = counts, np.bincount(ids, minlength=len(counts))
-                counts[: len(before)] += before
             if tokens > begin:
                 starts += (begin + document_starts(text)).tolist() if vocab.unit == "id" else [begin]
     if tokens < 2:
@@ -298,6 +305,9 @@ def _write_ids(
             f"The {file.stem} split of {name} must have at least 2 tokens, because the first is context, and has "
             f"{tokens}. Give more text."
         )
+    written, counts = np.memmap(file, vocab.dtype, "r"), np.zeros(len(vocab), np.int64)
+    for begin in range(0, tokens, _COUNTED):
+        counts += np.bincount(written[begin : begin + _COUNTED], minlength=len(vocab))
     return SplitHeader(
         tokens=tokens,
         types=int(np.count_nonzero(counts)),
@@ -317,10 +327,12 @@ def _encode(
         for block in id_blocks(text, len(vocab), end):
             yield block.astype(vocab.dtype), block.nbytes
         return
-    tokens, opens, ids = 0, opens and vocab.newlines == "sentence", vocab.opening_ids
+    tokens, opens, last = 0, opens and vocab.newlines == "sentence", vocab.opening_ids
     for piece in pieces(text, vocab.unit):
         ids = vocab.encode(b"\n" + piece if opens and not tokens else piece, start=tokens)
         tokens += ids.size
+        last = np.append(last, ids[-2:])[-2:]
         yield ids, len(piece)
-    if end is not None and (not ids.size or ids[-1] != end):
+    written = last[:-1] if last[-1:].tolist() == [vocab.line_end] else last  # `pieces` ends the last line of words
+    if end is not None and end not in (*written[-1:], *last[-1:]):
         yield np.array([end], vocab.dtype), 0

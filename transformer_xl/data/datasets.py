@@ -21,7 +21,7 @@ from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
 from .header import VERSION
-from .ids import largest_id
+from .ids import MOST_IDS, largest_id
 from .reading import expand_home, pieces, read_file
 from .texts import read_splits
 from .vocab import Newlines, Vocab
@@ -105,11 +105,12 @@ def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
             f"corpus.document_end must be left out for the corpus {corpus.name}, whose documents are apart. Give its "
             "text by --data."
         )
-    if config.vocab:
-        raise Mistake(
-            f"corpus.vocab is for a text file or folder, and {corpus.name} is tokenised already. Leave it out, or "
-            "give the corpus's text by --data."
-        )
+    for setting in ("vocab", "column"):
+        if getattr(config, setting):
+            raise Mistake(
+                f"corpus.{setting} is for a text file or folder, and {corpus.name} is tokenised already. Leave it out, "
+                "or give the corpus's text by --data."
+            )
 
 
 def dataset_of(name: str, newlines: Newlines | None) -> Dataset:
@@ -151,6 +152,11 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
     path, notes = path.resolve(), []
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole=whole, column=config.column)
+        if config.column and vocab is None and not texts.documents:
+            raise Mistake(
+                f"corpus.column must be left out for {path}, which has no table (.parquet, .arrow, .csv, .tsv) and no "
+                "JSON lines. Leave it out, or unpack a table."
+            )
         if config.reset_documents and not texts.documents and max(map(len, texts.splits.values())) == 1:
             raise Mistake(
                 f"corpus.reset_documents must be false for {path}, which is one document a split: a document is a file "
@@ -158,7 +164,10 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             )
         if unit == "id" and (vocab is None or extend):
             size = 1 + largest_id(chain(*texts.splits.values()))
-            size = max(size, int(config.document_end) + 1) if config.document_end.isdecimal() else size
+            end = int(config.document_end) if config.document_end.isdecimal() else 0
+            if end >= MOST_IDS:
+                raise Mistake(f"corpus.document_end must be below {MOST_IDS:,}, got {end:,}. Name the id of a token.")
+            size = max(size, end + 1)
             vocab = Vocab.of_ids(size if vocab is None else max(size, len(vocab)))
         elif vocab is not None and extend:
             parts = (piece for text in texts.splits.get("train", ()) for piece in pieces(text, unit))
@@ -184,4 +193,5 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             check=texts.check,
         )
     lost = [corpus.vocab.lost] if corpus.vocab.lost else []
-    return replace(corpus, notes=(*texts.notes, *notes, *lost))
+    header = replace(corpus.header, name=path.name, source=str(path))  # the store may be of another file with this text
+    return replace(corpus, header=header, notes=(*texts.notes, *notes, *lost))

@@ -241,10 +241,10 @@ def id_blocks(text: Text, vocab_size: int, end: int | None = None) -> Iterator[I
         block = ids[start : start + _BLOCK]
         if block.min() < 0 or block.max() >= vocab_size:
             at = int(((block < 0) | (block >= vocab_size)).argmax())
+            larger = ", or train with a larger model.vocab_size" if block[at] > 0 else ""
             raise Mistake(
                 f"{text.file} must hold ids from 0 to {vocab_size - 1:,}, the vocabulary's, got {block[at]} as number "
-                f"{text.start + start + at:,} from 0. Give ids of the same tokenizer, or train with a larger "
-                "model.vocab_size."
+                f"{text.start + start + at:,} from 0. Give ids of the same tokenizer{larger}."
             )
         yield block if end is None else _with_ends(block, borders[(borders > start)] - start, end)
 

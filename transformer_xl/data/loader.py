@@ -76,12 +76,14 @@ class Rearranged:
 
 def shuffled_lines(tokens: Integer[np.ndarray, " N"], line_end: int, seed: Sequence[int]) -> Rearranged:
     """The lines of a text in a random order. The first line stays first, because the first token is only context; so
-    every epoch has the same targets."""
+    every epoch has the same targets. A last line without an end stays last."""
     pieces = range(0, len(tokens), _PIECE)
     ends = [np.flatnonzero(tokens[start : start + _PIECE] == line_end) + start + 1 for start in pieces]
     starts = np.unique(np.concatenate([[0], *ends]))
     starts = starts[starts < len(tokens)]
-    order = np.concatenate([[0], 1 + np.random.default_rng(seed).permutation(len(starts) - 1)])
+    whole = len(starts) - 1 if tokens[-1] != line_end and len(starts) > 1 else len(starts)
+    order = np.arange(len(starts))
+    order[1:whole] = 1 + np.random.default_rng(seed).permutation(whole - 1)
     return Rearranged(tokens, starts[order], np.diff(starts, append=len(tokens))[order])
 
 

@@ -69,7 +69,8 @@ def _batches(file: Path, column: str) -> Iterator[Any]:
 
 def _column_of(file: Path, schema: Any, column: str) -> str:
     """The name of the column of texts to read."""
-    texts = [each.name for each in schema if str(each.type) in ("string", "large_string", "string_view")]
+    kinds = {each.name: str(getattr(each.type, "value_type", each.type)) for each in schema}  # also of a dictionary
+    texts = [name for name, kind in kinds.items() if kind in ("string", "large_string", "string_view")]
     name = column or ("text" if "text" in texts else texts[0] if len(texts) == 1 else "")
     if name not in texts:
         asked = f'a column of texts "{name}"' if column else 'a column of texts "text", or only one'

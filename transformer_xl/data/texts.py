@@ -44,6 +44,9 @@ _SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")
 _HEAD = 1 << 13
 """A file is binary if there is a NUL in this number of first bytes."""
 _FORMATS: dict[bytes, str] = {
+    b"\x1f\x8b": "a gzip file, which needs the suffix .gz",
+    b"BZh91AY&SY": "a bzip2 file, which needs the suffix .bz2",
+    b"\xfd7zXZ\0": "an xz file, which needs the suffix .xz",
     b"PAR1": "a Parquet file, which needs the suffix .parquet",
     b"ARROW1": "an Arrow file, which needs the suffix .arrow",
     b"\x93NUMPY": 'a NumPy file, which corpus.unit = "id" reads',
@@ -124,7 +127,8 @@ def read_splits(path: Path, unit: Unit, *, whole: bool = False, column: str = ""
     for split, texts in splits.items():
         if not texts:
             what = "ids" if unit == "id" else "text"
-            sentence = f"{path} has no {what} for the {split} split: it is empty or too short. Give more {what}."
+            cut = ", or has no white space to be cut at" if unit == "word" else ""
+            sentence = f"{path} has no {what} for the {split} split: it is empty or too short{cut}. Give more {what}."
             if lines and not named:
                 sentence = f"{path} has too few documents for the {split} split, because a split has whole ones."
                 sentence += " Give more documents, or a file for each split."

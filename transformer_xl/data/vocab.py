@@ -35,6 +35,8 @@ UNKNOWN = (UNK, "<UNK>")
 LINE_ENDS: dict[Newlines, str] = {"keep": EOS, "sentence": "<S>"}
 """The token that ends a line of words."""
 _CODE_POINTS = 0x110000
+_FEW = 1 << 14
+"""Fewer characters are counted by sorting them, more in a table of all code points."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -142,7 +144,7 @@ class Vocab:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The smallest little-endian integer type for the ids."""
-        return id_type(len(self))
+        return np.dtype("u1" if len(self) <= 1 << 8 else "<u2" if len(self) <= 1 << 16 else "<i4")
 
     @cached_property
     def unk(self) -> int | None:
@@ -261,20 +263,24 @@ class Vocab:
         """The bytes of each token, if tokens are bytes or byte pairs."""
         return self._pairs.token_bytes if self.unit == "bpe" else tuple(bytes([int(each)]) for each in self.symbols)
 
-    def token_sizes(self) -> Int[np.ndarray, " V"] | None:
+    def token_sizes(self, document_end: int | None = None) -> Int[np.ndarray, " V"] | None:
         """Number of UTF-8 bytes of each token, to convert nats to bits per byte; None for ids, which have no text.
 
-        A word includes the space after it. A line end of words and an unknown character count as 1.
+        A word includes the space after it. A line end of words and an unknown character count as 1, the id
+        `document_end` as 0 unless it is the line end, because it is no text.
         """
         if self.unit == "id":
             return None
         if not self.is_text:
-            return np.array(list(map(len, self.token_bytes)), np.int64)
-        space = int(self.unit == "word")
-        sizes = [len(str(token).encode("utf-8", "surrogatepass")) + space for token in self.symbols]
-        one = self.line_end if self.unit == "word" else self.unk
-        if one is not None:
-            sizes[one] = 1
+            sizes = list(map(len, self.token_bytes))
+        else:
+            space = int(self.unit == "word")
+            sizes = [len(str(token).encode("utf-8", "surrogatepass")) + space for token in self.symbols]
+            one = self.line_end if self.unit == "word" else self.unk
+            if one is not None:
+                sizes[one] = 1
+        if document_end not in (None, self.line_end):
+            sizes[document_end] = 0
         return np.array(sizes, np.int64)
 
     def to_json(self) -> dict[str, Any]:
@@ -344,11 +350,6 @@ class Vocab:
         )
 
 
-def id_type(size: int) -> np.dtype[Any]:
-    """The smallest little-endian type for ids below `size`."""
-    return np.dtype("u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<i4")
-
-
 def is_text(symbol: object) -> bool:
     """Whether this is a non-empty string that UTF-8 can encode."""
     return isinstance(symbol, str) and symbol != "" and (symbol.isascii() or not _SURROGATE.search(symbol))
@@ -385,7 +386,13 @@ def _count_codes(symbols: Any, known: Collection[Any]) -> dict[Any, int]:
     """The count of each byte or character. The ones that are not `known` come first, in the order of occurrence."""
     is_text = isinstance(symbols, str)
     raw = symbols.encode("utf-32-le", "surrogatepass") if is_text else symbols
-    counts = np.bincount(np.frombuffer(raw, "<u4" if is_text else "u1"))
-    found = {chr(code) if is_text else code: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+    codes = np.frombuffer(raw, "<u4" if is_text else "u1")
+    if len(codes) < _FEW:
+        values, counts = np.unique(codes, return_counts=True)
+    else:
+        counts = np.bincount(codes)
+        values = np.flatnonzero(counts)
+        counts = counts[values]
+    found = {chr(code) if is_text else code: n for code, n in zip(values.tolist(), counts.tolist(), strict=True)}
     new = sorted((symbol for symbol in found if symbol not in known), key=symbols.index)
     return {symbol: found[symbol] for symbol in (*new, *(symbol for symbol in found if symbol in known))}

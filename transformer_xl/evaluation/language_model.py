@@ -130,7 +130,8 @@ class LanguageModel(LoadedModel):
                 window = whole[:, start : start + lengths.tgt_len + 1]
                 nll, state = reader(window[:, :-1], window[:, 1:], state, lengths)
                 nats.append(nll.double().cpu().numpy())
-        costs, sizes, found = np.concatenate(nats, 1), self.vocab.token_sizes(), []
+        costs, found = np.concatenate(nats, 1), []
+        sizes = self.vocab.token_sizes(self.config.model.document_end)
         for row, ids in enumerate(rows):
             writer = TokenText(self.vocab, ids[:1]) if len(ids) > 1 else None
             tokens = [writer.write(token) for token in ids[1:].tolist()] if writer else []

@@ -55,6 +55,7 @@ def score_lines(
     lines: Iterable[str | bytes],
     lengths: Lengths,
     *,
+    document_end: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
     precision: str = "fp32",
 ) -> list[LineScore]:
@@ -62,7 +63,8 @@ def score_lines(
 
     The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
     token and the last target of each line. Without one (enwik8, newlines dropped) the first token is only context.
-    The first segment of a batch has about `batch_tokens` positions; at least half of all positions are targets.
+    The id `document_end` counts no bytes. The first segment of a batch has about `batch_tokens` positions; at least
+    half of all positions are targets.
     """
     tokens = [_frame_line(vocab, line, number) for number, line in enumerate(lines, start=1)]
     nats = torch.zeros(len(tokens), dtype=torch.float64)
@@ -70,7 +72,7 @@ def score_lines(
     with inference(model, precision) as reader:
         for batch in report_progress(batches, "scoring lines"):
             nats[batch] = _score_batch(reader, [tokens[i] for i in batch], lengths)
-    token_sizes = vocab.token_sizes()
+    token_sizes = vocab.token_sizes(document_end)
     scored = [ids[1:] for ids in tokens]
     sizes = [None if token_sizes is None else int(token_sizes[ids].sum(dtype=np.int64)) for ids in scored]
     return [LineScore(cost, len(ids), size) for cost, ids, size in zip(nats.tolist(), scored, sizes, strict=True)]

@@ -33,9 +33,6 @@ def score_split(
     """
     ranks = ranks or Ranks()
     segments = segments_of(loaded, split, lengths, config, ranks.rows(config.batch_size))
-    sizes, end = loaded.vocab.token_sizes(), loaded.config.model.document_end
-    if sizes is not None and end is not None and end != loaded.vocab.line_end:
-        sizes[end] = 0  # it is no text
     vocab, what = loaded.vocab, f"scoring {split.name} with a memory of {lengths.mem_len:,}"
     return evaluate(
         loaded.model,
@@ -43,7 +40,7 @@ def score_split(
         lengths,
         precision=precision,
         unit=vocab.unit,
-        token_sizes=sizes,
+        token_sizes=vocab.token_sizes(loaded.config.model.document_end),
         total=ranks.total,
     )
 

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from ..config.problems import OPTION, Problems
@@ -72,6 +73,13 @@ class TrainedRun:
         build_native(self.device)
         return load_model(self.path, device=self.device or "cpu")
 
+    def refuse_infinite(self, *figures: np.ndarray) -> None:
+        """Raise a `Mistake` if a figure of the model is not finite. Called before anything is written."""
+        if not all(np.isfinite(each).all() for each in figures):
+            raise Mistake(
+                f"{self.path} gives figures that are not finite: its weights diverged. Use another checkpoint."
+            )
+
     def corpus(self, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
         """The run's own corpus, or the text `data`, in the run's vocabulary.
 
@@ -84,7 +92,7 @@ class TrainedRun:
         if data is None and not config.name:
             raise Mistake(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
         whole = data is not None and asked in (None, WHOLE)
-        corpus = open_corpus(config if data is None else replace(config, name=data), vocab, whole=whole)
+        corpus = open_corpus(config if data is None else replace(config, name=text_name(data)), vocab, whole=whole)
         if data is None and (changed := Run.of(run).changed_splits(corpus)):
             raise Mistake(
                 f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "

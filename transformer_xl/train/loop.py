@@ -120,7 +120,7 @@ def _checked(
 ) -> RunConfig:
     """The settings, in which nothing is "auto" any more. What does not fit is refused before anything is written."""
     check_rebuilt(model)
-    check_batch(config.train, ranks)
+    check_ranks(config.train, ranks)
     if config.train.parallel == "fsdp" and ranks.size > 1 and model.config.qk_norm:
         raise Mistake("train.parallel must be ddp with model.qk_norm: fsdp cannot split its one number. Use ddp.")
     goes_on = run.latest is not None
@@ -141,8 +141,10 @@ def _checked(
     return config
 
 
-def check_batch(config: TrainConfig, ranks: Ranks) -> None:
-    """Refuse a batch that the ranks cannot share."""
+def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
+    """Refuse a batch that the ranks cannot share, and a recording of a step of several ranks."""
+    if config.cuda_graph and ranks.size > 1:
+        raise Mistake("train.cuda_graph must be false with several ranks. Leave it out.")
     parts = config.batch_chunk * ranks.size
     if config.batch_size % parts:
         raise Mistake(

@@ -35,7 +35,7 @@ from ..runtime.files import refuse_odd_name
 from ..runtime.ranks import Ranks
 from .choices import choices, resolve_settings
 from .growth import grown
-from .loop import check_batch, fit
+from .loop import check_ranks, fit
 from .resuming import check_text, name_of
 from .step import Trainer
 from .trackers import Trackers, require_installed
@@ -114,8 +114,8 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
 
 
 def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
-    """Refuse a batch that the ranks cannot share, and a path of a text that cannot be written in a file."""
-    check_batch(config.train, ranks)
+    """Refuse settings that do not suit the ranks, and a path of a text that cannot be written in a file."""
+    check_ranks(config.train, ranks)
     for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
         refuse_odd_name(name, option)
 

@@ -131,7 +131,7 @@ def objective_of(model: TransformerXL, config: TrainConfig) -> Objective:
 
 def trained_targets(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
     """The targets that `loss` trains on: "full" keeps all, "half" keeps the later half of each row's targets, so that
-    every target has a long context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3). The others become -1."""
+    every target has a long context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.2). The others become -1."""
     if loss == "full":
         return targets
     scored = targets >= 0
@@ -195,8 +195,6 @@ class Trainer:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
-        if self.config.cuda_graph and self.ranks.size > 1:
-            raise Mistake("train.cuda_graph must be false with several ranks. Leave it out.")
         if self.model.ngrams is not None:  # NCCL does not add sparse gradients
             kind = device_of(self.model).type  # Apple's GPU has no sparse gradients
             self.model.ngrams.table.sparse = kind == "cpu" or (kind == "cuda" and self.ranks.size == 1)

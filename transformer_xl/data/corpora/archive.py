@@ -29,6 +29,8 @@ from ..reading import DAMAGE, read_errors
 _PACKED = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 _ZIP = (b"PK\3\4", b"PK\5\6")
 """The first bytes of a zip."""
+_DOCUMENT = {"[Content_Types].xml", "mimetype"}
+"""Members of a .docx or .xlsx, and of an .odt or .epub."""
 _MEMBERS = 1 << 15
 """Maximum number of files and folders in an archive."""
 _DAMAGE = (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, struct.error, RuntimeError, OSError, ValueError)
@@ -126,6 +128,8 @@ def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
         _check_size(sum(info.file_size for info in opened.infolist()), len(opened.infolist()), limit)
         if any(info.header_offset < 0 for info in opened.infolist()):
             raise ValueError("a file begins before the archive")
+        if _DOCUMENT & set(opened.namelist()):
+            raise Mistake(f"{archive} must be text, and is a document of an office program or a book. Save it as .txt.")
         _check_names(archive, opened.namelist())
         opened.extractall(folder)
 
