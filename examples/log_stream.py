@@ -15,6 +15,7 @@ python examples/log_stream.py server.log --train-lines 5000
 
 import fileinput
 import random
+import sys
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from itertools import islice
@@ -61,7 +62,7 @@ def made_up_log(lines: int, first_planted: int) -> Iterator[str]:
 
 def read(log: str) -> Iterator[str]:
     """The lines of a file, or of standard input for -."""
-    with fileinput.input(log, encoding="utf-8") as lines:
+    with fileinput.input(log, encoding="utf-8", errors="replace") as lines:
         yield from lines
 
 
@@ -98,6 +99,8 @@ def resident_mb() -> float:
 
 def main(log: tyro.conf.Positional[str] = "", steps: int = 150, train_lines: int = 2000) -> None:
     """Learn the first lines of LOG (default: a log that is made up), and watch the others."""
+    if log not in ("", "-") and not Path(log).is_file():
+        sys.exit(f"LOG must be a file, or - for standard input, got {log}.")
     lines = read(log) if log else made_up_log(2 * train_lines, first_planted=train_lines + 100)
     model = trained(islice(lines, train_lines), steps)
     flagged: list[bool] = []
@@ -110,6 +113,8 @@ def main(log: tyro.conf.Positional[str] = "", steps: int = 150, train_lines: int
             print(f"{bits:5.2f} bits per byte: {line.strip()}")
         if count == 100:
             print(f"After {count:,} lines this process has {resident_mb():.0f} MB")
+    if not count:
+        sys.exit(f"LOG must have more than --train-lines = {train_lines:,} lines, and has no line to watch.")
     print(f"After {count:,} lines this process has {resident_mb():.0f} MB")
     if not log:
         print(f"Flagged {len(flagged)} lines; {sum(flagged)} of them are among the {planted} planted ones")

@@ -41,4 +41,4 @@ def stream(folder: str, prompt: str) -> None:
 
 
 if __name__ == "__main__":
-    stream(*sys.argv[1:])
+    stream(*sys.argv[1:]) if len(sys.argv) == 3 else sys.exit(__doc__)

@@ -126,8 +126,20 @@ def test_a_damaged_last_checkpoint_is_set_aside_and_the_run_ends_with_the_same_b
 def test_a_run_with_only_damaged_checkpoints_is_refused_in_one_sentence(home, run, capsys):
     for folder in Run(run).checkpoints():
         flip(folder / "model.safetensors", 12345)
+    names = [f"damaged_{folder.name}" for folder in Run(run).checkpoints()]
     assert main(words(home, run, "--resume")) == 2
-    assert "holds no checkpoint to go on from" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "holds no checkpoint to go on from. Restore damaged_" in told and all(name in told for name in names)
+
+
+def test_checkpoints_without_a_state_of_training_stay_and_are_scored(home, run, capsys):
+    for folder in Run(run).checkpoints():
+        for name in (*FILES[3:], SEAL):
+            (folder / name).unlink()
+    before = Run(run).checkpoints()
+    assert main(words(home, run, "--resume")) == 2
+    assert "holds no training state, so training cannot resume there" in capsys.readouterr().err
+    assert Run(run).checkpoints() == before and main(["eval", str(run), "--max-tokens", "50"]) == 0
 
 
 def test_the_best_checkpoint_is_never_guessed(run, capsys):

@@ -227,6 +227,10 @@ def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
         ("train text-small --data one.jsonl --out x", "one.jsonl has too few documents for the valid split"),
         ("train text-words --data text.txt --out none", "none exists. Go on with it by --resume auto, which starts"),
         ("train --resume --out none", "Start again by --resume auto, with RECIPE or --data."),
+        ("generate run --stop= --top-k -1", "--top-k must be at least 0, got -1"),
+        ("generate run --stop=", "--stop must be texts that are not empty"),
+        ("score run none", "none is a folder. Name one of its files."),
+        ("report run --device foo", "device must be auto, cpu, mps, cuda or cuda:N, got 'foo'"),
         ("train --resume --out run --train.max-steps 3", "train.max_steps must be at least 4, the step that run has"),
     ],
 )

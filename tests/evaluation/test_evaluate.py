@@ -321,6 +321,16 @@ class TestRun:
         learned = [result["loss"] for result in self.told(run, capsys, mem_len=(8, 3), **how)["results"]]
         assert math.isclose(still, plain, rel_tol=1e-6) and learned[0] < plain - 0.05 and learned[1] != learned[0]
 
+    def test_gradients_for_another_text_are_measured_on_the_runs_own(self, run, capsys, tmp_path):
+        (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)
+        how = {"dynamic": "rms", "dynamic_tokens": 40, "dynamic_lr": 0.1, "max_tokens": 100}
+        assert self.told(run, capsys, data=str(tmp_path / "other.txt"), **how)["results"][0]["targets"] == 100
+
+    def test_bytes_leave_out_the_end_of_a_document(self, run):
+        model, end = small_model(vocab_size=256, dtype=torch.float32), ord("n")
+        [plain], [counted] = (score_lines(model, BYTES, ["one"], LENGTHS, document_end=each) for each in (None, end))
+        assert (plain.bytes, counted.bytes, plain.nats) == (4, 3, counted.nats)
+
     @pytest.mark.parametrize(
         ("asked", "sentence"),
         [
@@ -333,7 +343,7 @@ class TestRun:
             ({"dynamic": "sgd", "dynamic_epsilon": 0.1}, "--dynamic-epsilon needs --dynamic rms"),
             ({"dynamic": "rms", "dynamic_epsilon": 0.0}, "--dynamic-epsilon must be above 0"),
             ({"dynamic": "rms", "dynamic_lr": -1.0}, "--dynamic-lr must be at least 0 and at most"),
-            ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+            ({"temperature": 0.0}, "--temperature must be above 0, got 0.0"),
         ],
     )
     def test_options_that_exclude_each_other_are_refused_in_one_sentence(self, run, asked, sentence):

@@ -14,8 +14,17 @@ from small_models import small_model
 from table_model import TableModel
 
 from transformer_xl.config.settings import Lengths
+from transformer_xl.data.bpe import train_bpe
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.evaluation.generate import Sampling, generate, next_token_probs, sample, stream, stream_text
+from transformer_xl.evaluation.generate import (
+    Sampling,
+    TokenText,
+    generate,
+    next_token_probs,
+    sample,
+    stream,
+    stream_text,
+)
 from transformer_xl.mistake import Mistake
 
 GREEDY = Sampling(temperature=0)
@@ -122,6 +131,19 @@ def test_each_row_follows_what_is_allowed_after_its_own_ids():
         assert ids[0] in (2, 4) and all(b == (a + 1) % 7 for a, b in pairwise(ids))
 
 
+def test_ids_that_the_vocabulary_lacks_are_not_allowed():
+    for wrong in (-1, 7):
+        with pytest.raises(Mistake, match=rf"allow must return ids from 0 to 6, got \[{wrong}\]"):
+            ids_of_rows(transformer(), [prompt(3)], Sampling(allow=lambda _, i=wrong: [i]), 2)
+
+
+def test_nothing_of_a_character_that_begins_in_the_token_of_a_stop_string_is_written():
+    vocab = Vocab.of_tokenizer(train_bpe(["na\u00ef na\u00ef "] * 99, 300))
+    broken = next(i for i, raw in enumerate(vocab.token_bytes) if raw.endswith(b"a\xc3"))
+    writer = TokenText(vocab, np.array([0]), ["a"])
+    assert (writer.write(broken), writer.ended, writer.close()) == (vocab.token_bytes[broken][:-2].decode(), True, "")
+
+
 def test_nan_probabilities_raise_an_error():
     with pytest.raises(FloatingPointError, match="nan"):
         sample(torch.tensor([[0.0, float("nan")]]), Sampling(), Sampling(seed=1).generators(1))
@@ -135,8 +157,8 @@ def test_nan_probabilities_raise_an_error():
         ({"top_k": -1}, "top_k must be at least 0, got -1"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0"),
-        ({"stop": ("a", "")}, "stop must be a tuple of strings that are not empty"),
-        ({"stop": "end"}, "stop"),
+        ({"stop": ("a", "")}, "stop must be texts that are not empty"),
+        ({"stop": "end"}, "stop must be a tuple of texts"),
         ({"temperature": -1, "top_k": -1, "top_p": 2}, "(?s)temperature.*top_k.*top_p"),
     ],
 )

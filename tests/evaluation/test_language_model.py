@@ -80,6 +80,21 @@ def test_text_after_a_context_is_the_text_after_one_prompt(model):
     assert "".join(model.stream("ba", context, max_tokens=20, temperature=0)) == whole
 
 
+def test_a_character_may_begin_before_the_end_of_a_context():
+    model, raw = language_model(), "\u754c".encode()
+    for cut in (1, 2):
+        context = model.score(b"ab" + raw[:cut]).context
+        again = model.score(raw[cut:], context)
+        assert "".join(again.tokens) == "\u754c"
+        empty = model.score(b"", context).context
+        assert "".join(model.score(raw[cut:], empty).tokens) == "\u754c"
+        rest = tuple((i, 99.0) for i in raw[cut:])
+        if cut == 2:
+            assert model.generate("", context, max_tokens=1, bias=rest) == "\u754c"
+            assert model.next_tokens("", context, count=256)[0][0]
+            assert any(token == "\u754c" for token, _ in model.next_tokens("", context, count=256))
+
+
 @pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
 def test_the_probabilities_of_the_next_token_are_those_of_its_score(model):
     context = model.score("ab").context

@@ -34,6 +34,7 @@ from transformer_xl.interop.reading import read_model
 from transformer_xl.interop.source import Dialect, Source
 from transformer_xl.interop.tensorflow import TENSORFLOW
 from transformer_xl.run.checkpoint import load_model
+from transformer_xl.run.parts import EXPORTED_VOCAB
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -74,6 +75,23 @@ def test_a_name_on_the_hub_is_converted_once_per_version(tmp_path, monkeypatch, 
         assert same(found.model, model) and found.vocab == WORDS
     assert asked[0] == ("some/model", "v1", "model*.safetensors") and asked[-1] == ("some/model", None, stored)
     assert [path.name for path in (tmp_path / "cache" / "hub" / "some--model").iterdir()] == ["abc123"]
+
+
+def test_a_name_on_the_hub_without_a_vocabulary_is_converted_with_one(tmp_path, monkeypatch, capsys):
+    hub = pytest.importorskip("huggingface_hub")
+    from transformer_xl.hf import export_huggingface
+
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
+    model = shuffled(small_model(dtype=torch.float32, **BANDS))
+    export_huggingface(load_model(run_of(model, tmp_path / "run")), tmp_path / "abc")
+    (tmp_path / "abc" / EXPORTED_VOCAB).unlink()
+    (tmp_path / "words.txt").write_text("".join(f"{word}\n" for word in WORDS.symbols))
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: str(tmp_path / "abc"))
+    assert main(["eval", "hf:some/model"]) == 2
+    assert "Run `txl convert hf:some/model --from huggingface --vocab FILE --to DIR`" in capsys.readouterr().err
+    line = ["convert", "hf:some/model", "--from", "huggingface", "--vocab", str(tmp_path / "words.txt")]
+    assert main([*line, "--to", str(tmp_path / "made")]) == 0
+    assert same(load_model(tmp_path / "made").model, model)
 
 
 def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from small_models import VARIANTS, VOCAB, read, small_model, text
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import Sampling, generate
+from transformer_xl.interop.reading import read_model
 from transformer_xl.run.checkpoint import LoadedModel
 
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -92,6 +94,36 @@ def test_greedy_text_equals_ours(tokens, changes, tmp_path):
     ids = theirs.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=tokens)[0]
     written = generate(ours.model, ours.vocab, [prompt], ours.config.eval_lengths, Sampling(temperature=0), tokens)[0]
     assert tokenizer.decode(ids) == ours.vocab.decode(ours.vocab.encode(prompt)) + written
+
+
+def test_a_model_that_reads_a_context_again_writes_our_text(tmp_path):
+    """The folder has the lengths of writing. A run that is made of it has its own."""
+    ours = loaded(mem_len=0)
+    ours = ours._replace(config=replace(ours.config, eval=replace(ours.config.eval, context_len=9)))
+    export_huggingface(ours, tmp_path / "model")
+    theirs, prompt = AutoModelForCausalLM.from_pretrained(tmp_path / "model"), "w3 w9 w1 w1 w4 w7 the w0"
+    ids = AutoTokenizer.from_pretrained(tmp_path / "model")(prompt, return_tensors="pt")
+    lengths = ours.config.writing_lengths(ours.config.eval_lengths)
+    written = generate(ours.model, ours.vocab, [prompt], lengths, Sampling(temperature=0), 20)[0]
+    found = theirs.generate(**ids, max_new_tokens=20)[0].tolist()
+    assert ours.vocab.decode(found).endswith(written) and lengths.tgt_len == 14
+    assert read_model(tmp_path / "model", "huggingface").config.eval_lengths == ours.config.eval_lengths
+
+
+def test_the_folder_does_not_name_the_users_folders(tmp_path):
+    ours = loaded()
+    corpus = replace(ours.config.corpus, name=str(tmp_path / "secret" / "text.txt"))
+    export_huggingface(ours._replace(config=replace(ours.config, corpus=corpus)), tmp_path / "model")
+    stated = (tmp_path / "model" / "config.json").read_text()
+    assert "secret" not in stated and '"text.txt"' in stated
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path):
+    ours = loaded()
+    next(ours.model.parameters()).data[0] = torch.nan
+    export_huggingface(ours, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"must hold finite numbers, and .* has others"):
+        read_model(tmp_path / "model", "huggingface")
 
 
 @pytest.mark.parametrize("changes", [{}, {"mem_len": 6, "attn_len": 7}])

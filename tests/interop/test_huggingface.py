@@ -107,6 +107,13 @@ def test_tied_arrays_may_be_absent_or_present(tmp_path):
 def test_folders_of_another_kind_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"transfo-xl.*'gpt2'"):
         read_model(edited(WHOLE, tmp_path, config={"model_type": "gpt2"}), "huggingface")
+    with pytest.raises(ValueError, match="SRC must be the folder of the model"):
+        read_model(edited(WHOLE, tmp_path) / "config.json", "huggingface")
+    for setting in ("unit=byte", "newlines=drop"):
+        with pytest.raises(ValueError, match=r"corpus\.unit and corpus\.newlines must be those of the vocabulary"):
+            read_model(GOLDEN / TIED, "huggingface", [f"--corpus.{setting}"])
+    of_nothing = edited(WHOLE, tmp_path, config={"same_length": True, "mem_len": 0})
+    assert read_model(of_nothing, "huggingface").config.eval_lengths.attn_len is None
     for name in ("model.safetensors", "config.json"):
         (edited(WHOLE, tmp_path) / name).unlink()
         with pytest.raises(FileNotFoundError, match=re.escape(name)):

@@ -162,7 +162,6 @@ REFUSED = (
     arrays("crit.out_projs.0 is missing", crit__out_projs__0=None),
     arrays("r_emb is unexpected", r_emb=torch.zeros(2)),  # attn_type 1
     stated(r": train\.mem_len must be at least 0, got -5", mem_len=-5),
-    stated(r": train\.attn_len must be at least 1, got 0", mem_len=0, same_length=True),
     stated(r": model\.dropout must be at least 0 and below 1, got 7", dropout=7),
     stated("mem_len must be a whole number, and is ", mem_len=[["x"] * 9] * 9),
     stated("epsilon must be a number, .*; cutoffs must be a list", cutoffs=[5, None], layer_norm_epsilon=10**400),

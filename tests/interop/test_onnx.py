@@ -126,12 +126,35 @@ def test_a_run_is_exported_and_streams_without_this_package(trained, tmp_path, c
     [
         (["--int8"], "--int8 is for --to-format onnx"),
         (["--to-format", "onnx", "--train.lr", "3"], "takes only the lengths of eval, got train.lr"),
+        (["--to-format", "onnx", "--eval.context-len", "8"], "takes only the lengths of eval, got eval.context_len"),
         (["--to-format", "onnx", "--eval.mem-len", "-3"], "eval.mem_len must be"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(trained, tmp_path, capsys, more, told):
     assert main(["convert", str(trained), "--to", str(tmp_path / "new"), *more]) == 2
     assert told in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_a_model_that_reads_a_context_again_is_refused(trained, tmp_path):
+    model = load_model(trained)
+    config = replace(model.config, train=replace(model.config.train, mem_len=0, attn_len=None, context_len=9))
+    config = replace(config, eval=replace(config.eval, mem_len=0))
+    with pytest.raises(ValueError, match="reads 9 tokens again, by context_len, cannot be exported"):
+        onnx.export_onnx(model._replace(config=config), config.eval_lengths, tmp_path / "new")
+
+
+@pytest.mark.parametrize(("tgt_len", "mem_len"), [(1, 3), (4, 4), (8, 0)])
+def test_short_lengths_are_exported(tgt_len, mem_len, tmp_path):
+    model, lengths = small_model(dtype=torch.float32).eval(), Lengths(tgt_len=tgt_len, mem_len=mem_len)
+    stream = onnx.Stream(model, lengths)
+    stream.write_onnx(tmp_path / "model.onnx")
+    ids, graph = text(2, tgt_len + 1), session(tmp_path / "model.onnx")
+    state, memory = stream.start(2), None
+    with torch.no_grad():
+        for part in (ids[:, :-1], ids[:, -1:]):
+            expected, memory = model.log_probs(part, memory, lengths)
+            found, *state = run(graph, part, *state)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_a_missing_package_is_named(trained, tmp_path, capsys, monkeypatch):

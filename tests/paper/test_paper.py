@@ -20,6 +20,9 @@ from transformer_xl.model.baselines import build_model
 from transformer_xl.paper import exhibits, show, texts
 from transformer_xl.paper.exhibits import content, first_like, training
 from transformer_xl.paper.measures import MEASURES
+from transformer_xl.paper.show import as_latex
+from transformer_xl.paper.study import result_of
+from transformer_xl.run.folder import Run
 
 ROWS = [(row, size) for row in content()["rows"] for size in exhibits.SIZES if training(row, size)]
 PARAMETERS = {
@@ -108,6 +111,23 @@ def test_a_table_has_means_and_standard_errors_and_a_conclusion_is_paired_by_see
     assert r"50 \% & a\_b \\" in latex and r"1 $\pm$ 2 & x \& y \\" in latex
 
 
+def test_a_loss_that_is_not_finite_is_left_out(tmp_path: Path):
+    """`metrics.jsonl` has null for it."""
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "environment.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"config\.toml is missing\. It has the settings of the run"):
+        result_of(folder)
+    Run(folder).write_settings(load_recipe("enwik8-small"))
+    Run(folder).metrics.log({"step": 1, "split": "valid", "loss": None})
+    with pytest.raises(ValueError, match=r"has no finite loss on test\. Give --again"):
+        result_of(folder)
+
+
+def test_numbers_beyond_the_longest_context_are_latex():
+    assert r"$>$= 96 & 50\% \\" in as_latex("t", [["a"], [">= 96", "50%"]])
+
+
 def test_shuffled_sentences_are_the_lines_of_the_text_in_one_order(tmp_path: Path, monkeypatch):
     lines = {split: "".join(f"{split} {n}\n" for n in range(50)) for split in texts.BYTES}
     monkeypatch.setattr(texts, "_library", lambda: iter(lines.items()))
@@ -165,7 +185,11 @@ def test_a_table_is_made_and_used_again_and_other_settings_are_refused(tmp_path:
         ("paper table-6 --size toy --rows our", "--rows must be some of ours, shaw, "),
         ("paper table-6 --size toy --jobs 0", "--jobs must be at least 1, got 0."),
         ("paper appendix-e --size small", "appendix-e has no models of size small. Give --size toy or paper."),
-        ("paper table-6 --rows ours", "--rows names models to train: give --size too"),
+        ("paper table-6 --rows ours", "--rows: only for models to train. Give --size too"),
+        ("paper --seeds 4 --again", "--seeds, --again: only for models to train. Give --size too"),
+        ("paper table-1 --size small --rows wikitext103-large", "wikitext103-large has no models of size small. Give"),
+        ("""paper table-1 --size toy --launch 'a "b'""", "--launch must be a command, got"),
+        ("paper table-1 --size toy --launch nowhere", "--launch must begin with a program that is installed"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_a_sentence(line: str, sentence: str, capsys):

@@ -452,6 +452,9 @@ def test_figures_of_another_checkpoint_are_not_shown_and_are_computed_again(tmp_
     assert new["costs"] != old["costs"]
     page_of(run)
     assert "Computing" not in capsys.readouterr().err
+    (run / "report.json").write_text("damaged")
+    page_of(run)
+    assert "Computing" in capsys.readouterr().err and stored_figures(run) == new
     trained(run, step=20, seed=3)  # the same name with other weights
     assert stored_figures(run) is None
 

@@ -222,6 +222,35 @@ def test_a_body_that_is_no_text_is_refused_with_the_reason(live: Live) -> None:
     assert answer.status_code == 400 and "hex escape at line 1" in answer.json()["error"]["message"]
 
 
+def test_a_wrong_body_or_header_is_told_as_what_it_is(live: Live) -> None:
+    answer = live.client.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 400 and answer.json()["error"]["message"].endswith(
+        "application/json (got text/plain)."
+    )
+    error = live.post("/tokenize", prompt=["a"], status=400)["error"]
+    assert "prompt is wrong" in error["message"] and "valid string" in error["message"]
+
+
+def test_the_first_token_of_ids_counts(live: Live) -> None:
+    assert live.post(prompt=[10] * 131_072, max_tokens=0)["usage"]["prompt_tokens"] == 131_072
+    live.post(prompt=[10] * 131_073, max_tokens=0, status=400)
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_text_that_ends_inside_a_character_goes_on_with_its_rest(live: Live, cut: int) -> None:
+    raw = [*b"ab", *"\u754c".encode()]
+    more = {"max_tokens": 1, "top_k": 1, "logprobs": 0}
+    for bytes_before in (0, 1):  # a text that was read, or read and written
+        begun = live.post(
+            prompt=raw[: 2 + cut - bytes_before], max_tokens=bytes_before, logit_bias={str(raw[1 + cut]): 100}
+        )
+        name = begun["id"]
+        for byte in raw[2 + cut :]:
+            answer = live.post(prompt="", previous_response_id=name, logit_bias={str(byte): 100}, **more)
+            name, choice = answer["id"], answer["choices"][0]
+        assert choice["text"] == "\u754c"
+
+
 def test_a_token_after_half_a_character_begins_after_its_mark() -> None:
     scores = TokenScores(BYTES, [10]).add([0xD3, 0x20, 0x74, 0xC3, 0xA9], [0.0] * 5, [()] * 5)
     assert scores["text_offset"] == b"0, 1, 2, 3, 3"
@@ -248,7 +277,9 @@ def test_a_body_that_is_no_object_is_refused_in_a_sentence(live: Live, body: byt
 def test_other_mistakes_have_openais_form(live: Live) -> None:
     name = live.post(prompt="a", max_tokens=1)["id"]
     assert "Leave it out" in live.post(previous_response_id=name, mem_len=3, status=400)["error"]["message"]
-    for method, path, status in (("GET", "/nothing", 404), ("PUT", "/v1/completions", 405), ("GET", "/../etc", 404)):
+    wrong = [("PUT", "/v1/completions"), ("GET", "/v1/completions"), ("POST", "/page.js"), ("DELETE", "/health")]
+    assert live.client.head("/health").status_code == live.client.head("/").status_code == 200
+    for method, path, status in (("GET", "/nothing", 404), *((*each, 405) for each in wrong), ("GET", "/../etc", 404)):
         error = live.client.request(method, path)
         assert error.status_code == status and error.json()["error"]["message"].endswith(".")
 
@@ -302,6 +333,24 @@ def test_slow_and_countless_connections_are_closed(monkeypatch: pytest.MonkeyPat
             with socket.create_connection(place, timeout=10) as slow:
                 slow.sendall(beginning)
                 assert slow.recv(100) == b""
+        with socket.create_connection(place, timeout=10) as slow:  # also after an answer
+            slow.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b""
+            while b'{"status":"ok"}' not in answer:
+                answer += slow.recv(1000)
+            slow.sendall(b"G")
+            assert slow.recv(100) == b""
+        with socket.create_connection(place, timeout=10) as both:  # the second request is here before the first answer
+            body = json.dumps({"prompt": "a", "max_tokens": 1500, "store": False}).encode()
+            length = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+            both.sendall(
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                + head.replace(b"tokenize", b"v1/completions")
+                + length
+                + body
+            )
+            answer = b"".join(iter(lambda: both.recv(1 << 16), b""))
+        assert answer.count(b" 200 ") == 2 and b"text_completion" in answer
         with socket.create_connection(place), socket.create_connection(place), socket.create_connection(place) as third:
             third.settimeout(10)
             answer = b"".join(iter(lambda: third.recv(1000), b""))
@@ -364,6 +413,22 @@ def test_a_client_that_leaves_while_it_sends_leaves_nothing_in_the_log(
         connection.sendall(f'{head}Content-Length: 1000\r\n\r\n{{"prompt": "'.encode())
         live.post(prompt="a")  # the server has read it by now
     live.post(prompt="a")
+    assert "Traceback" not in caplog.text
+
+
+def test_a_request_that_is_no_http_after_its_answer_leaves_nothing_in_the_log(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = ("127.0.0.1", httpx.URL(live.url).port or 0)
+    with socket.create_connection(place, timeout=10) as early:
+        early.sendall(b"POST /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert b" 405 " in early.recv(1000)
+        early.sendall(b"zz\r\n")
+        assert b"".join(iter(lambda: early.recv(1000), b"")) == b""
+    with socket.create_connection(place, timeout=10) as wrong:
+        wrong.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        answer = b"".join(iter(lambda: wrong.recv(1000), b""))
+    assert b" 400 " in answer and b"well-formed HTTP/1.1" in answer and b"Retry-After" not in answer
     assert "Traceback" not in caplog.text
 
 

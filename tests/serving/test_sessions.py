@@ -90,7 +90,7 @@ def test_a_text_belongs_to_its_token() -> None:
 
 def past(positions: int = 4) -> Past:
     """A text whose keys and values have 8 bytes for each position."""
-    return Past(KVCache([torch.zeros(1, 2, 1, positions, 1)], LENGTHS, positions), 0, LENGTHS)
+    return Past(KVCache([torch.zeros(1, 2, 1, positions, 1)], LENGTHS, positions), [0], LENGTHS)
 
 
 def test_texts_go_after_their_time_or_when_they_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,6 +40,7 @@ class Convert:
 
     def run(self, overrides: Sequence[str]) -> None:
         """Write a model to the new folder `--to`. After a mistake nothing is written."""
+        from ..interop.hub import HUB, fetched
         from ..interop.reading import read_model
         from ..run.checkpoint import save_checkpoint
 
@@ -51,7 +52,8 @@ class Convert:
             loaded, report = self._own(overrides), []
         else:
             vocab = None if self.vocab is None else _vocab(self.vocab)
-            found = read_model(self.source, self.program, overrides, vocab=vocab)
+            source = fetched(self.source) if self.source.startswith(HUB) else self.source
+            found = read_model(source, self.program, overrides, vocab=vocab)
             loaded, report = found.build(), found.report
         if self.to_format is None:
             save_checkpoint(self.to, model=loaded.model, vocab=loaded.vocab, config=loaded.config, report=report)
@@ -68,6 +70,7 @@ class Convert:
 
     def _own(self, overrides: Sequence[str]) -> LoadedModel:
         from ..config.recipe import changed_settings
+        from ..config.settings import Lengths
         from ..interop.hub import local
         from ..run.checkpoint import load_model
 
@@ -77,7 +80,8 @@ class Convert:
             raise Mistake("--vocab and settings are for checkpoints of other programs (--from). Leave them out.")
         loaded = load_model(local(self.source))
         config, changed = changed_settings(loaded.config, overrides)
-        if others := [f"{s.section}.{s.field}" for s in changed if (s.section, s.field[-4:]) != ("eval", "_len")]:
+        lengths = {("eval", each.name) for each in fields(Lengths)}
+        if others := [f"{s.section}.{s.field}" for s in changed if (s.section, s.field) not in lengths]:
             raise Mistake(f"--to-format onnx takes only the lengths of eval, got {', '.join(others)}. Leave it out.")
         return loaded._replace(config=config)
 

@@ -81,11 +81,14 @@ class Eval:
         loaded = trained.load()
         corpus = trained.corpus(loaded.vocab, self.data, self.split)
         split = split_of(corpus, self.split, how.split)
+        learned = corpus  # by the model, for its gradients
+        if learning and learning.rule == "rms" and self.data is not None:
+            learned = trained.corpus(loaded.vocab, None, "train")
         results, precision = [], trained.precision
         if learning and precision == "fp16" and self.precision == "auto":
             precision = "fp32"  # its gradients have no scale
         for each in lengths:
-            reader = self._reader(loaded, corpus, each, how, precision, learning)
+            reader = self._reader(loaded, learned, each, how, precision, learning)
             results.append(score_split(reader, split, each, how, precision=precision))
         if self.json:
             facts = {"run": str(trained.path), "trained_on": trained.config.corpus.name, **split.about}
@@ -102,7 +105,7 @@ class Eval:
         from ..evaluation.dynamic import DynamicConfig
         from ..evaluation.score import check_temperature
 
-        problems.attempt(lambda: check_temperature(self.temperature))
+        problems.attempt(lambda: check_temperature(self.temperature), OPTION)
         asked = {name: getattr(self, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
         given = {name: value for name, value in asked.items() if value is not None}
         needed = {"lr": "sgd or rms", "decay": "sgd or rms", "epsilon": "rms", "tokens": "rms"}
@@ -135,7 +138,7 @@ class Eval:
     def _reader(
         self,
         loaded: LoadedModel,
-        corpus: Corpus,
+        learned: Corpus,
         lengths: Lengths,
         how: EvalConfig,
         precision: str,
@@ -156,7 +159,7 @@ class Eval:
             rms = None
             if learning.rule == "rms":
                 part = replace(how, batch_size=1, max_tokens=learning.tokens)
-                loader = segments_of(loaded, corpus.split("train"), lengths, part)
+                loader = segments_of(loaded, learned.split("train"), lengths, part)
                 rms = relative_rms(model, report_progress(loader, "measuring gradients"), lengths, precision=precision)
             model = Dynamic(model, learning, rms)
         return loaded._replace(model=model)

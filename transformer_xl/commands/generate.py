@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
+from ..config.problems import OPTION
 from ..mistake import Mistake
 from .shared import Precision, RunFolder, Size
 
@@ -80,7 +81,7 @@ class Generate:
         if self.at != "random" and not self.at.isdecimal():
             problems.append(f"--at must be a position, from 0, or random, got {self.at!r}.")
         how = partial(Sampling, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        sampling = problems.attempt(partial(how, seed=self.seed, stop=self.stop))
+        sampling = problems.attempt(partial(how, seed=self.seed, stop=self.stop), OPTION)
         found = trained.lengths(self)
         problems.refuse()
         assert sampling is not None, "what is refused has a problem"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -54,6 +55,10 @@ class Paper:
         from ..paper.exhibits import SIZES, exhibits
 
         known = exhibits()
+        asked = [each.name for each in fields(self) if each.name not in ("exhibit", "size")]
+        asked = [f"--{name}" for name in asked if getattr(self, name) != getattr(Paper, name)]
+        if self.size is None and asked:
+            raise Mistake(f"{', '.join(asked)}: only for models to train. Give --size too, or leave it out.")
         if self.exhibit is None:
             if self.size is not None:
                 raise Mistake(f"EXHIBIT must be named for --size {self.size}. `txl paper` lists them.")
@@ -76,8 +81,6 @@ class Paper:
         if not self.seeds:
             problems.append("--seeds must be at least one seed, got none.")
         problems.refuse()
-        if self.rows and self.size is None:
-            raise Mistake("--rows names models to train: give --size too, or leave it out.")
         print(f"{exhibit.name}: {exhibit.title}")
         if exhibit.page:
             print(f"{exhibit.page} has it.")
@@ -102,6 +105,17 @@ def rows_at(rows: Sequence[str], size: str) -> list[str]:
     return [row for row in rows if training(row, size)]
 
 
+def launcher(command: str) -> list[str]:
+    """The words of --launch; by default those that start Python."""
+    try:
+        words = shlex.split(command) or [sys.executable]
+    except ValueError as error:
+        raise Mistake(f"--launch must be a command, got {command!r}: {error}.") from error
+    if shutil.which(words[0]) is None:
+        raise Mistake(f"--launch must begin with a program that is installed, got {words[0]!r}.")
+    return words
+
+
 def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"]) -> None:
     """Train the models of an exhibit that are missing, measure, and write the table and the pictures."""
     from ..paper import show
@@ -111,11 +125,12 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
     from ..runtime.files import write_whole
 
     seeds = list(dict.fromkeys(options.seeds))
-    study = Study(size, options.out, shlex.split(options.launch) or [sys.executable], options.jobs)
+    study = Study(size, options.out, launcher(options.launch), options.jobs)
     rows = rows_at(exhibit.rows(options.rows), size)
     if exhibit.rows() and not rows:
-        others = [other for other in SIZES if rows_at(exhibit.rows(), other)]
-        raise Mistake(f"{exhibit.name} has no models of size {size}. Give --size {' or '.join(others)}.")
+        others = [other for other in SIZES if rows_at(exhibit.rows(options.rows), other)]
+        models = ", ".join(options.rows) or exhibit.name
+        raise Mistake(f"{models} has no models of size {size}. Give --size {' or '.join(others)}.")
     study.train(rows, seeds, again=options.again)
     folder = options.out / size / exhibit.home
     measure = MEASURES[exhibit.measure]

@@ -32,6 +32,9 @@ class Report:
             raise Mistake("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
         to = self.out and writable(self.out, "--out")
         from ..report.figures import complete_figures
+        from ..runtime.device import resolve_device
+
+        resolve_device(self.device)
         from ..report.page import write_page
 
         for run in self.runs if self.model else ():

@@ -216,6 +216,8 @@ def read_text(file: str) -> bytes:
     """The bytes of a file, or of standard input for "-"."""
     if file == "-":
         return sys.stdin.buffer.read()
+    if Path(file).is_dir():
+        raise Mistake(f"{file} is a folder. Name one of its files.")
     if not Path(file).is_file():
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
     return read_file(Path(file))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from ..config.problems import Checked, Problem
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
@@ -51,6 +52,8 @@ class Context(NamedTuple):
     lengths: Lengths
     vocab: str
     """The fingerprint of its vocabulary."""
+    before: Integer[np.ndarray, " n"] = np.zeros(0, np.int64)
+    """At most two tokens before the last one: a character of several tokens may begin there."""
 
     def copy(self) -> State:
         """A copy of the state, because a call may change the state that it gets."""
@@ -58,7 +61,7 @@ class Context(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class Sampling(Checked):
     """How the next token is drawn: temperature, then top-k, then top-p (`next_token_probs`)."""
 
     temperature: float = 1.0
@@ -78,27 +81,29 @@ class Sampling:
     allow: Callable[[list[int]], Collection[int]] | None = None
     """Called with the ids that a row has drawn; returns those of which one may follow, for instance by a grammar."""
 
-    def __post_init__(self) -> None:
-        problems = list(self._problems())
-        if problems:
-            raise Mistake("\n".join(problems))
-
-    def _problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[Problem]:
         if not 0 <= self.temperature < float("inf"):
-            yield f"temperature must be at least 0, got {self.temperature}. Use 0 for the likeliest token each time."
+            sentence = f"{{}} must be at least 0, got {self.temperature}. Use 0 for the likeliest token each time."
+            yield Problem(("temperature",), sentence)
         if self.top_k < 0:
-            yield f"top_k must be at least 0, got {self.top_k}. Use 0 to draw from all tokens."
+            yield Problem(("top_k",), f"{{}} must be at least 0, got {self.top_k}. Use 0 to draw from all tokens.")
         if not 0 < self.top_p <= 1:
-            yield f"top_p must be above 0 and at most 1, got {self.top_p}. Use 1 to draw from all tokens."
-        if isinstance(self.stop, str) or not all(self.stop):
-            yield f"stop must be a tuple of strings that are not empty, got {self.stop!r}."
+            sentence = f"{{}} must be above 0 and at most 1, got {self.top_p}. Use 1 to draw from all tokens."
+            yield Problem(("top_p",), sentence)
+        if isinstance(self.stop, str):
+            yield Problem(("stop",), f"{{}} must be a tuple of texts, got {self.stop!r}.")
+        elif not all(self.stop):
+            yield Problem(("stop",), f"{{}} must be texts that are not empty, got {self.stop!r}.")
+        given = shortened(repr(self.bias))
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in self.bias):
-            yield f"bias must be a tuple of pairs, each an id and a number, got {shortened(repr(self.bias))}."
+            yield Problem(("bias",), f"{{}} must be a tuple of pairs, each an id and a number, got {given}.")
             return
         if not all(type(i) is int and i >= 0 for i in (*self.forbid, *(i for i, _ in self.bias))):
-            yield f"forbid and bias must name ids, got {shortened(repr((self.forbid, self.bias)))}."
+            named = shortened(repr((self.forbid, self.bias)))
+            yield Problem(("forbid", "bias"), f"{{}} and {{}} must name ids, got {named}.")
         if not all(math.isfinite(number) for _, number in self.bias):
-            yield f"bias must be finite numbers, got {shortened(repr(self.bias))}. Use forbid for what is never drawn."
+            sentence = f"{{}} must be finite numbers, got {given}. Use forbid for what is never drawn."
+            yield Problem(("bias",), sentence)
 
     def generators(self, rows: int) -> list[torch.Generator]:
         """One random generator per row, because a row's text must not depend on other rows."""
@@ -209,6 +214,8 @@ def _only(log_probs: Float[Tensor, "B V"], allowed: list[list[int]]) -> Float[Te
     """The log-probabilities of the ids that may follow in each row; -inf for all others."""
     kept = torch.full_like(log_probs, -torch.inf)
     for row, ids in enumerate(allowed):
+        if not all(0 <= i < log_probs.shape[1] for i in ids):
+            raise Mistake(f"allow must return ids from 0 to {log_probs.shape[1] - 1:,}, got {shortened(repr(ids))}.")
         kept[row, ids] = log_probs[row, ids]
     return kept
 
@@ -279,7 +286,7 @@ def stream_text(
     """
     assert context is None or len(prompts) == 1, "a context is of one row"
     ids = [prompt_ids(vocab, prompt, context) for prompt in prompts]
-    writers = [TokenText(vocab, prompt, sampling.stop) for prompt in ids]
+    writers = [TokenText(vocab, with_before(prompt, context), sampling.stop) for prompt in ids]
     steps = stream(
         model,
         ids,
@@ -325,6 +332,11 @@ def prompt_ids(vocab: Vocab, prompt: str | bytes, context: Context | None = None
     return ids if len(ids) else np.array([vocab.line_end or 0])
 
 
+def with_before(ids: Integer[np.ndarray, " n"], context: Context | None) -> Integer[np.ndarray, " m"]:
+    """Ids that begin with the last token of `context`, after the tokens in which its last character may begin."""
+    return ids if context is None else np.concatenate([context.before, ids])
+
+
 class TokenText:
     """Turns one row's ids into text that can be shown: whole characters, and no part of a stop string."""
 
@@ -345,6 +357,7 @@ class TokenText:
             self.ended = True
             _, start = min(found)  # the stop string that ends first, however the text is cut into tokens
             text, self._held = self._held[:start], ""
+            self._decoder.reset()  # what follows the stop string may be a part of a character
             return text
         lengths = range(len(self._held), 0, -1)
         doubtful = (n for n in lengths if any(stop.startswith(self._held[-n:]) for stop in self._stop))

@@ -23,7 +23,7 @@ from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..run.checkpoint import LoadedModel
 from ..runtime.device import autocast
-from .generate import Context, Sampling, TokenText, Writer, prompt_ids, read_prompts, stream_text
+from .generate import Context, Sampling, TokenText, Writer, prompt_ids, read_prompts, stream_text, with_before
 from .score import bits, device_of, perplexity, ratio
 from .sliding import Sliding
 
@@ -133,10 +133,11 @@ class LanguageModel(LoadedModel):
         costs, found = np.concatenate(nats, 1), []
         sizes = self.vocab.token_sizes(self.config.model.document_end)
         for row, ids in enumerate(rows):
-            writer = TokenText(self.vocab, ids[:1]) if len(ids) > 1 else None
+            writer = TokenText(self.vocab, with_before(ids[:1], context)) if len(ids) > 1 else None
             tokens = [writer.write(token) for token in ids[1:].tolist()] if writer else []
             size = None if sizes is None else int(sizes[ids[1:]].sum())
-            read = Context(state.select(slice(row, row + 1)), ids[-1:], lengths, self.vocab.fingerprint)
+            past, before = state.select(slice(row, row + 1)), with_before(ids, context)[-3:-1]
+            read = Context(past, ids[-1:], lengths, self.vocab.fingerprint, before)
             found.append(ScoredTokens(tokens, costs[row, costs.shape[1] - len(tokens) :], size, read))
         return found
 
@@ -172,7 +173,7 @@ class LanguageModel(LoadedModel):
         log_probs, _ = read_prompts(self._reader(lengths), ids, counts, lengths, device, state=state)
         best = log_probs.exp().topk(min(count, len(self.vocab)))
         found = [
-            [(TokenText(self.vocab, row).write(token), p) for token, p in zip(*pair, strict=True)]
+            [(TokenText(self.vocab, with_before(row, context)).write(token), p) for token, p in zip(*pair, strict=True)]
             for row, *pair in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         return found if isinstance(prompt, list) else found[0]

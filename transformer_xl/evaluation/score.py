@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
+from ..config.problems import Problem, WrongSettings
 from ..config.settings import Lengths, TransformerXLConfig
 from ..data.loader import Segment
 from ..mistake import Mistake
@@ -208,7 +209,8 @@ def inference(model: Scoring, precision: str) -> Iterator[Scoring]:
 def check_temperature(temperature: float) -> None:
     """Raise `Mistake` if log-probabilities cannot be divided by this."""
     if not 0 < temperature < math.inf:
-        raise Mistake(f"temperature must be above 0, got {temperature}. Use 1 for the model as it is.")
+        sentence = f"{{}} must be above 0, got {temperature}. Use 1 for the model as it is."
+        raise WrongSettings([Problem(("temperature",), sentence)])
 
 
 def device_of(model: Scoring) -> torch.device:

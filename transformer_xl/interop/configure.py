@@ -149,5 +149,6 @@ def _with_stated(lengths: dict[str, int | None], stated: Mapping[str, Any], extr
         changed["clamp_len"] = stated["clamp_len"] if stated["clamp_len"] > 0 else None
     same_length = stated.get("same_length", lengths["attn_len"] == lengths["mem_len"])
     if same_length or "same_length" in stated:
-        changed["attn_len"] = (changed["mem_len"] or 0) + extra if same_length else None
+        # Without a memory it would hide all keys, and means nothing.
+        changed["attn_len"] = ((changed["mem_len"] or 0) + extra or None) if same_length else None
     return changed

@@ -44,29 +44,33 @@ def local(path: str | Path) -> Path:
     """
     if not str(path).startswith(HUB):
         return Path(path)
-    name, _, revision = str(path).removeprefix(HUB).partition("@")
-    if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they are used in a path in the cache
-        raise Mistake(f"{path} must be hf:NAME or hf:NAME@REVISION, as the hub writes them.")
-    snapshot = _fetched(name, revision or None)
+    snapshot = fetched(path)
+    name = str(path).removeprefix(HUB).partition("@")[0]
     folder = cache_folder() / "hub" / name.replace("/", "--") / snapshot.name
     if not folder.is_dir():
         found = read_model(snapshot, "huggingface")
+        if found.vocab is None:
+            convert = f"`txl convert {path} --from huggingface --vocab FILE --to DIR`"
+            raise Mistake(f"{path} must have a vocabulary, and has none. Run {convert}, and name DIR instead.")
         model, vocab, config = found.build()
         save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
     return folder
 
 
-def _fetched(name: str, revision: str | None) -> Path:
-    """The folder of a model in the cache of the hub's package. Pickled weights are fetched if there are no others."""
+def fetched(path: str | Path) -> Path:
+    """The folder of `hf:NAME` in the cache of the hub's package. Pickled weights are fetched if there are no others."""
+    name, _, revision = str(path).removeprefix(HUB).partition("@")
+    if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they are used in a path in the cache
+        raise Mistake(f"{path} must be hf:NAME or hf:NAME@REVISION, as the hub writes them.")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise Mistake(f"{HUB}{name} is on the Hugging Face hub: run `pip install huggingface_hub`.") from None
     small = ["config.json", *VOCABULARIES]
     try:
-        snapshot = snapshot_download(name, revision=revision, allow_patterns=[*small, TENSORS])
+        snapshot = snapshot_download(name, revision=revision or None, allow_patterns=[*small, TENSORS])
         if not any(Path(snapshot).glob(TENSORS)):
-            snapshot = snapshot_download(name, revision=revision, allow_patterns=[*small, PICKLED])
+            snapshot = snapshot_download(name, revision=revision or None, allow_patterns=[*small, PICKLED])
     except Exception as error:  # the library has many classes of errors
         reason, *_ = str(error).splitlines() or [type(error).__name__]
         raise OSError(f"{HUB}{name} could not be fetched: {reason}") from error

@@ -28,6 +28,8 @@ SCORE = "score.weight"
 
 def read_huggingface(path: Path) -> Source:
     """Read a model folder: config.json, safetensors or a pickled state dict, and the vocabulary."""
+    if path.is_file():
+        raise Mistake(f"SRC must be the folder of the model, which has a config.json, got the file {path}.")
     config = read_table(path / "config.json", "Get the whole folder.")
     kind = config.get("model_type", "transfo-xl" if "format" not in config else "a checkpoint of this package")
     source = Source(path, Dialect(zero_memory=True, clusters_reversed=False))
@@ -60,7 +62,8 @@ def _exported_run(config: Mapping[str, object], file: Path) -> RunConfig:
     own = {field.name: config[field.name] for field in fields(TransformerXLConfig) if field.name in config}
     run = config_of({**sections, "model": own}, file)
     lengths = {field.name: config[field.name] for field in fields(Lengths) if field.name in config}
-    if all(getattr(run.eval_lengths, name) == value for name, value in lengths.items()):
+    own_lengths = run.writing_lengths(run.eval_lengths)
+    if all(getattr(own_lengths, name) == value for name, value in lengths.items()):
         return run
     train = {**sections.get("train", {}), **lengths}
     test = {**sections.get("eval", {}), **dict.fromkeys(lengths)}  # none means: as in training

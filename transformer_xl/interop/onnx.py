@@ -41,6 +41,9 @@ from ..run.checkpoint import LoadedModel
 from ..run.parts import write_json
 from ..runtime.files import whole_folder
 
+_ROWS, _QUERIES, _PAST = 3, 5, 7
+"""The sizes of the call that a graph is made of: any but 0 and 1, which would be taken for constants."""
+
 
 class _Joined:
     """A layer's keys and values, and those of the segment once it is read."""
@@ -103,7 +106,8 @@ class Stream(nn.Module):
         self.names: list[str] = ["ids" if reads_ids else "vectors", "memory"]
         """The names of the inputs; a state that is returned is called `next_...`."""
         self.names += [name for name, has in more.items() if has]
-        reach = lengths.mem_len + lengths.tgt_len + 2  # more than any call needs: a graph has no case for exactly them
+        # More than any call needs, also that of `program`: a graph has no case for exactly them.
+        reach = max(lengths.mem_len + lengths.tgt_len, _QUERIES + _PAST) + 2
         with torch.no_grad():
             found = list(self.backbone.positions(reach, lengths.clamp_len, self.backbone.like))
         self.positions: list[Any] = pytree.tree_map_only(Tensor, Tensor.detach, found)
@@ -138,7 +142,7 @@ class Stream(nn.Module):
     @cached_property
     def program(self) -> ExportedProgram:
         """The graph of a call, for any number of rows, and any lengths of segment and memory."""
-        rows, queries, past = 3, 5, 7  # any but 0 and 1, which would be taken for constants
+        rows, queries, past = _ROWS, _QUERIES, _PAST
         config, (memory, *more) = self.model.config, self.start(rows)
         memory = memory.new_zeros(*memory.shape[:4], past, config.d_head)
         given = memory.new_zeros(rows, queries, dtype=torch.long)
@@ -194,6 +198,8 @@ def export_onnx(loaded: LoadedModel, lengths: Lengths, folder: str | Path, *, in
     for name in ("onnx", "onnxscript", *(["onnxruntime"] if int8 else [])):
         if find_spec(name) is None:
             raise Mistake(f"--to-format onnx needs the package {name}: pip install onnx onnxscript onnxruntime.")
+    if context := loaded.config.context_len(lengths):
+        raise Mistake(f"A model that reads {context:,} tokens again, by context_len, cannot be exported to ONNX.")
     with whole_folder(Path(folder)) as unfinished:
         path = unfinished / "model.onnx"
         Stream(loaded.model, lengths).write_onnx(path)

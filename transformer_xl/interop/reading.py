@@ -78,6 +78,12 @@ def read_model(
     source = _READERS[program](Path(path))
     source.vocab = vocab or source.vocab
     config = run_settings(source, overrides)
+    vocab, corpus = source.vocab, config.corpus
+    if vocab is not None and (vocab.unit, vocab.newlines) != (corpus.unit, corpus.newlines):
+        raise Mistake(
+            f'corpus.unit and corpus.newlines must be those of the vocabulary, "{vocab.unit}" and "{vocab.newlines}", '
+            f'got "{corpus.unit}" and "{corpus.newlines}". Leave them out.'
+        )
     if source.vocab is not None and len(source.vocab) != config.model.vocab_size:
         raise Mistake(
             f"--vocab must hold as many tokens as there are weights for, {config.model.vocab_size:,}, and its own or "
@@ -90,6 +96,8 @@ def read_model(
     if source.run is None:
         fill(model, source)
     else:
+        if broken := [name for name, array in source.arrays.items() if not array.isfinite().all()]:
+            raise Mistake(f"{path} must hold finite numbers, and {listing(broken)} has others. Get it again.")
         set_weights(model, source.arrays, str(path))
     return Imported(config, model.eval(), source.vocab, _report(source, config, model))
 

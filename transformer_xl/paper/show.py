@@ -107,7 +107,7 @@ def as_csv(rows: Iterable[Sequence[str]]) -> str:
 
 def as_latex(title: str, rows: Sequence[Sequence[str]]) -> str:
     """A `tabular` for LaTeX's package booktabs."""
-    escapes = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_"} | {"±": r"$\pm$"})
+    escapes = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_"} | {"±": r"$\pm$", ">": "$>$", "<": "$<$"})
     head, *body = [" & ".join(cell.translate(escapes) for cell in row) + r" \\" for row in rows]
     lines = [f"% {title}", rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", head, r"\midrule", *body]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])

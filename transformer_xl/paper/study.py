@@ -173,10 +173,12 @@ def result_of(folder: Path) -> Result:
     entries, facts, config = run.metrics.entries(), run.facts(), run.settings()
     scores: dict[str, float] = {}
     for entry in entries:
-        split = entry.get("split")
-        if split in ("valid", config.eval.split):
-            loss = min(entry["loss"], scores.get("valid", entry["loss"])) if split == "valid" else entry["loss"]
-            scores["valid" if split == "valid" else "test"] = loss
+        split, loss = entry.get("split"), entry.get("loss")
+        if split in ("valid", config.eval.split) and isinstance(loss, float):  # null: it was not finite
+            best = min(loss, scores.get("valid", loss))
+            scores |= {"valid": best} if split == "valid" else {"test": loss}
+    if "test" not in scores:
+        raise Mistake(f"{folder} has no finite loss on {config.eval.split}. Give --again to train it again.")
     unit = figure(config.corpus.unit, 0.0)[0]
     kept = {name: facts[name] for name in ("packages", "cores", "cpu_features", "devices")}
     return {

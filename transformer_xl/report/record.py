@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
@@ -90,11 +90,6 @@ class Record:
     def seconds(self, steps: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Time in training steps up to each of `steps`, without evaluations."""
         return np.interp(steps, np.append(0, self.train["step"]), np.append(0, self.train["seconds"]))
-
-
-def last_part(value: str) -> str:
-    """`value`, or the last part of an absolute path, because a shared page must not describe the machine's folders."""
-    return PureWindowsPath(value).name if value.startswith("/") or PureWindowsPath(value).is_absolute() else value
 
 
 LARGEST_PICTURE = 1 << 24

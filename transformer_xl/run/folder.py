@@ -37,7 +37,7 @@ from ..runtime.files import (
 from ..runtime.ranks import launch_id
 from ..runtime.terminal import ProgressPrinter
 from .metrics import Metrics
-from .parts import FILES, name_damage, read_header
+from .parts import FILES, FILES_TO_READ, name_damage, read_header
 
 BEGUN = ("recipe", "why", "init", "chosen")
 """What `environment.json` says of how a run began; `chosen` has the choices for settings that were "auto"."""
@@ -118,10 +118,14 @@ class Run:
                 remove_folder(path)
 
     def put_damaged_aside(self) -> None:
-        """Rename damaged checkpoints, so the last sound one is the last, and log a sentence about each."""
+        """Rename damaged checkpoints, so the last sound one is the last, and log a sentence about each.
+
+        One without any state of training is sound, but nothing that training could go on from.
+        """
         for folder in self.checkpoints():
+            trained = any(folder.glob("training.*"))
             try:
-                for name in FILES:
+                for name in FILES if trained else FILES_TO_READ:
                     with name_damage(folder / name):
                         (folder / name).stat()
                         check_seal(folder / name)
@@ -142,7 +146,9 @@ class Run:
 
     def settings(self) -> RunConfig:
         """The settings in `config.toml`. A wrong one raises `Mistake`."""
-        return load_recipe(self.path / "config.toml")
+        if not (file := self.path / "config.toml").is_file():
+            raise FileNotFoundError(f"{file} is missing. It has the settings of the run: restore it.")
+        return load_recipe(file)
 
     def write_settings(self, config: RunConfig) -> None:
         write_whole(self.path / "config.toml", write_toml(config))
@@ -208,9 +214,11 @@ class Run:
         run, last = self.path, self.latest
         refuse_odd_name(run, "--out")
         if resume and last is None:
-            raise FileNotFoundError(
-                f"{run} holds no checkpoint to go on from. Start again by --resume auto, with RECIPE or --data."
-            )
+            damaged = sorted(path.name for path in run.glob("checkpoints/damaged_*"))
+            advice = "Start again by --resume auto, with RECIPE or --data."
+            if damaged:
+                advice = f"Restore {join_words(damaged)}, or start anew in another folder, with --out."
+            raise FileNotFoundError(f"{run} holds no checkpoint to go on from. {advice}")
         began = (run / "environment.json").exists()
         may = resume or (afresh and began and last is None) or self.began_here()
         if not may and run.exists() and (not run.is_dir() or holds_anything(run)):

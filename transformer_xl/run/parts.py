@@ -23,7 +23,9 @@ FORMAT = "transformer-xl checkpoint"
 VERSION = 2
 EXPORTED_VOCAB = "transformer_xl_vocab.json"
 """The file of an exported folder with this package's vocabulary, for importing it again."""
-FILES = ("model.safetensors", "config.json", "vocab.json", "training.safetensors", "training.json")
+FILES_TO_READ = ("model.safetensors", "config.json", "vocab.json")
+"""The files that a model is read from."""
+FILES = (*FILES_TO_READ, "training.safetensors", "training.json")
 """The files of a run's checkpoint."""
 WEIGHT_TYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 """Types of weights in a file. Integers and float8 are weights that were divided by scales, which a model lacks."""

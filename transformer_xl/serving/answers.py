@@ -45,6 +45,11 @@ class Prompt(NamedTuple):
     echo: str | None
     """The text of the prompt, if it is wanted."""
 
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that the client sent."""
+        return len(self.ids) - (not self.leads)
+
 
 class LoopCalls:
     """Calls from a thread to an event loop. Waking a loop is slow, so it is woken once for all calls that wait."""
@@ -98,7 +103,7 @@ class Service:
         lengths = self._lengths(asked, past)
         prompts = [self._prompt(given, past, asked.echo) for given in asked.prompts]
         read = sum(len(prompt.ids) for prompt in prompts)
-        self.check_length(read - len(prompts))
+        self.check_length(sum(prompt.tokens for prompt in prompts))
         if (values := asked.values(len(prompts), read)) > self.limits.values:
             message = f"The answer must hold at most {self.limits.values:,} values, and could hold {values:,}: "
             raise Refused(400, message + "(tokens of prompt, with echo, + max_tokens) x n x (logprobs + 1).")
@@ -187,7 +192,7 @@ class Answer:
         self.created: int = int(time.time())
         self.prompts: list[Prompt] = prompts
         read = sum(len(prompt.ids) for prompt in prompts)
-        self.prompt_tokens: int = read - sum(not prompt.leads for prompt in prompts)
+        self.prompt_tokens: int = sum(prompt.tokens for prompt in prompts)
         self.values: int = asked.values(len(prompts), read)
         self.written: int = 0
         """Tokens written so far."""
@@ -219,7 +224,8 @@ class Answer:
             )
             for number, prompt in enumerate(prompts)
         ]
-        self._read = [TokenScores(service.vocab, prompt.ids[:1]) for prompt in prompts]
+        self._before: list[int] = [] if past is None else past.tail[:-1]
+        self._read = [TokenScores(service.vocab, [*self._before, prompt.ids[0]]) for prompt in prompts]
         self._wrote: dict[int, TokenScores] = {}
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -310,7 +316,8 @@ class Answer:
         if self.asked.logprobs is None:
             return Delta(event.text)
         if index not in self._wrote:
-            self._wrote[index] = TokenScores(self.service.vocab, self.prompts[number].ids, self._read[number].offset)
+            ids = [*self._before, *self.prompts[number].ids]
+            self._wrote[index] = TokenScores(self.service.vocab, ids, self._read[number].offset)
         return Delta(event.text, self._wrote[index].add([event.token], [event.log_prob], [event.top]))
 
     async def whole(self) -> bytes:

@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..mistake import shortened
@@ -58,7 +57,7 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
     app.add_api_route("/v1/models", models)
     app.add_api_route("/tokenizer_info", tokenizer_info)
     app.add_api_route("/metrics", metrics)
-    app.add_api_route("/health", health)
+    app.add_route("/health", health)
     for path, answer, body in (
         ("/v1/completions", completions, Completion),
         ("/tokenize", tokenize, Tokenize),
@@ -67,7 +66,8 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         schema = {"content": {"application/json": {"schema": body.model_json_schema()}}, "required": True}
         extra = {"requestBody": schema}
         app.add_api_route(path, answer, methods=["POST"], response_model=None, openapi_extra=extra)
-    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    for path in OPEN - {"/health"}:
+        app.add_route(path, page, methods=["GET"])
     return app
 
 
@@ -123,8 +123,9 @@ def network_of(address: str) -> str:
 
 async def read(request: Request, kind: type[Body]) -> Body:
     """The body of a request. Raises `Refused`, and pydantic's `ValidationError`."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise form_error((), "")  # a page from elsewhere cannot send this header
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "application/json":
+        raise form_error((), f"got {shortened(given) or 'none'}")  # a page from elsewhere cannot send this header
     body, most = bytearray(), request.app.state.service.limits.body_bytes
     async for chunk in request.stream():
         body += chunk
@@ -238,9 +239,14 @@ async def detokenize(request: Request) -> dict[str, object]:
     return {"prompt": await in_turn(request, vocab.decode, asked.tokens)}
 
 
-async def health() -> dict[str, str]:
+async def health(_: Request) -> Response:
     """Whether the server answers."""
-    return {"status": "ok"}
+    return JSONResponse({"status": "ok"})
+
+
+async def page(request: Request) -> Response:
+    """A file of the page; only their own paths lead here."""
+    return FileResponse(PAGE / (request.url.path[1:] or "index.html"))
 
 
 async def metrics(request: Request) -> PlainTextResponse:
@@ -286,7 +292,7 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 
 def _form_error(request: Request, error: ValidationError) -> Response:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return _refused(request, form_error(first["loc"], first["msg"]))
+    return _refused(request, form_error(first["loc"], first["msg"], error.title))
 
 
 def _client_gone(_: Request, error: Exception) -> Response:

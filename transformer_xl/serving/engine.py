@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -64,7 +65,8 @@ class Writing:
     cache: KVCache | None
     writer: TokenText
     generator: torch.Generator
-    last: int
+    tail: list[int]
+    """The last tokens of the text, as in `Past`."""
     written: int = 0
     slot: int | None = None
     """Its slot in the row that it gave up."""
@@ -224,11 +226,11 @@ class Engine:
 
     def _begin(self, job: Job, cache: KVCache) -> None:
         """Put the continuations of a prompt that was read where they wait for a row."""
-        past = Past(cache, int(job.ids[-1]), job.lengths).to_keep() if job.store and not job.max_tokens else None
+        past = Past(cache, job.tail, job.lengths).to_keep() if job.store and not job.max_tokens else None
         for index, generator in enumerate(job.sampling.generators(job.n)):
-            writer = TokenText(self.vocab, job.ids, job.sampling.stop)
+            writer = TokenText(self.vocab, np.array(job.tail), job.sampling.stop)
             if job.max_tokens:
-                self._ready.add(Writing(job, index, cache, writer, generator, int(job.ids[-1])))
+                self._ready.add(Writing(job, index, cache, writer, generator, job.tail))
             else:
                 job.emit(Ended(index, writer.close(), "length", past))
 
@@ -283,7 +285,7 @@ class Engine:
             self._lead = 0.0
             return
         started = time.perf_counter()
-        ids = [0 if holder is None else holder.last for holder in self._writing]
+        ids = [0 if holder is None else holder.tail[-1] for holder in self._writing]
         rows = torch.tensor(list(holders))
         log_probs = self._log_probs(torch.tensor(ids, device=self.device)[:, None], rows).cpu()
         self.counts.steps += 1
@@ -330,12 +332,12 @@ class Engine:
 
     def _wrote(self, row: int, holder: Writing, token: int, log_prob: float, top: Top) -> None:
         text = holder.writer.write(token)
-        holder.last, holder.written = token, holder.written + 1
+        holder.tail, holder.written = [*holder.tail, token][-3:], holder.written + 1
         self.counts.written += 1
         holder.job.emit(Wrote(holder.index, token, text, log_prob, top))
         if holder.writer.ended or holder.written == holder.job.max_tokens:
             job, reason = holder.job, "stop" if holder.writer.ended else "length"
-            past = Past(self._step.take(row), token, job.lengths).to_keep() if job.store else None
+            past = Past(self._step.take(row), holder.tail, job.lengths).to_keep() if job.store else None
             self._writing[row] = None
             job.emit(Ended(holder.index, holder.writer.close(), reason, past))
 

@@ -76,6 +76,11 @@ class Job:
     """Clients take turns."""
     cancelled: bool = field(default=False, init=False)
 
+    @property
+    def tail(self) -> list[int]:
+        """The last tokens of its text, as in `Past`."""
+        return [*([] if self.past is None else self.past.tail[:-1]), *self.ids[-3:].tolist()][-3:]
+
 
 Item = TypeVar("Item")
 

@@ -137,15 +137,15 @@ class Detokenize(BaseModel):
     tokens: list[Token]
 
 
-def form_error(place: tuple[int | str, ...], message: str) -> Refused:
-    """One sentence for the field at this place of a request's body."""
+def form_error(place: tuple[int | str, ...], message: str, kind: str = "") -> Refused:
+    """One sentence for the field at this place of the body of a request of this kind."""
     name = place[0] if place else 0
     if isinstance(name, int):
         return Refused(
             400,
             f"The body must be one JSON object of fields, with the header Content-Type: application/json ({message}).",
         )
-    field = Completion.model_fields.get(name)
+    field = Completion.model_fields.get(name) if kind == Completion.__name__ else None
     if field is not None and field.description:
         return Refused(400, f"{name} must be {field.description}.", name)
     return Refused(400, f"{shortened(name)} is wrong: {message}.", shortened(name))

@@ -52,14 +52,20 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._request is not None and self.cycle is not None and not self.cycle.more_body:
-            self._request.cancel()
-            self._request = None
+        self._end_request()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
         if self._request is None:
             self._request = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+        super().on_response_complete()  # it begins with the next request, if that is here
+        self._end_request()
+
+    def _end_request(self) -> None:
+        """Stop the clock if a request is here that has no whole answer yet."""
+        cycle = self.cycle
+        if self._request is not None and cycle is not None and not (cycle.more_body or cycle.response_complete):
+            self._request.cancel()
+            self._request = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._request, self._sending):
@@ -77,14 +83,15 @@ class Connection(H11Protocol):
             self._sending.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(Refused(400, "The request must be HTTP/1.1, and it is not."))
+        self._refuse(Refused(400, "The request must be well-formed HTTP/1.1, and it is not."))
 
     def _refuse(self, error: Refused) -> None:
         """Send an error before there is a request, and close."""
-        headers = [("Content-Type", "application/json"), ("Connection", "close"), ("Retry-After", "10")]
+        headers = [("Content-Type", "application/json"), ("Connection", "close")]
+        headers += [("Retry-After", "10")] if error.status == 503 else []
         body = json.dumps(error.to_json()).encode()
         events = [h11.Response(status_code=error.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()]
-        for event in events:
+        for event in events if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) else ():
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

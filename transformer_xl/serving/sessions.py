@@ -23,9 +23,13 @@ class Past(NamedTuple):
 
     cache: KVCache
     """Keys and values of all tokens but the last."""
-    last: int
-    """The last token, which is read with the next text."""
+    tail: list[int]
+    """The last tokens, at most three, in which a character may begin. The very last one is read with the next text."""
     lengths: Lengths
+
+    @property
+    def last(self) -> int:
+        return self.tail[-1]
 
     @property
     def nbytes(self) -> int:

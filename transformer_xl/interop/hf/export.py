@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from ... import __version__
+from ...config.recipe import last_part
 from ...config.settings import RunConfig
 from ...mistake import Mistake
 from ...model.transformer_xl import TransformerXL
@@ -75,8 +76,11 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
 
 def config_of_run(run: RunConfig, model: TransformerXL, more: dict[str, Any]) -> TransformerXLHFConfig:
     """The settings of a folder with this model, and `more` of transformers."""
-    sections = {name: section for name, section in asdict(run).items() if name != "model"}
-    settings = asdict(model.config) | asdict(run.eval_lengths) | {"run": json.loads(json.dumps(sections))}
+    corpus = replace(run.corpus, name=last_part(run.corpus.name), vocab=last_part(run.corpus.vocab))
+    sections = {name: section for name, section in asdict(replace(run, corpus=corpus)).items() if name != "model"}
+    settings = (
+        asdict(model.config) | asdict(run.writing_lengths(run.eval_lengths)) | {"run": json.loads(json.dumps(sections))}
+    )
     return TransformerXLHFConfig(**settings | more)
 
 

@@ -338,7 +338,9 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         labels: Tensor | None = None,
+        use_cache: bool | None = None,
         output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> SequenceClassifierOutputWithPast | tuple[object, ...]:
         """`logits` [B, num_labels] of whole texts, padded on the left; `past_key_values` is what comes before them.
@@ -346,7 +348,10 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         Args:
             labels: a class of each text; with `num_labels` 1 a number, whose loss is the squared error; or 0 and 1 for
                 each label with `config.problem_type` "multi_label_classification".
+            use_cache: has no effect, because no memory is returned.
         """
+        if output_hidden_states:
+            raise Mistake("output_hidden_states must be False or left out: TransformerXLModel (AutoModel) has them.")
         ids, mask, cache = self._start(input_ids, attention_mask, past_key_values, output_attentions)
         own = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :]
         count, drawn = len(self._ends(ids.shape[1])), None

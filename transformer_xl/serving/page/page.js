@@ -4,8 +4,9 @@
 const byId = (id) => document.getElementById(id);
 const ALTERNATIVES = 8;
 const BITS = Math.LOG2E;
-let tokens = []; // {name, text, logProb, top, written}
+let tokens = []; // {name, text, logProb, top, written, offset}
 let chosen = -1;
+let whole = ""; // the text of all tokens
 let running = null;
 let again = false; // the memory was changed while a text was read
 let readings = { prompt: null, lines: [] };
@@ -84,6 +85,7 @@ function readAgain() {
 
 function begin() {
   tokens = [];
+  whole = "";
   byId("tokens").replaceChildren();
   byId("detail").replaceChildren();
   byId("result").hidden = false;
@@ -111,6 +113,7 @@ async function follow(reader) {
       const content = JSON.parse(data);
       if (content.error) throw new Error(content.error.message);
       const found = content.choices[0]?.logprobs;
+      whole += content.choices[0]?.text ?? "";
       for (let i = 0; found && i < found.tokens.length; i++) {
         add(found.tokens[i], found.token_logprobs[i], found.top_logprobs[i], found.text_offset[i]);
       }
@@ -123,7 +126,7 @@ function readable(name) { return name.startsWith("bytes:") ? "�" : name; }
 
 function add(name, logProb, top, offset) {
   const written = offset >= [...byId("prompt").value].length;
-  const token = { name, text: readable(name), logProb, top: top || {}, written };
+  const token = { name, text: readable(name), logProb, top: top || {}, written, offset };
   const span = document.createElement("span");
   span.textContent = token.text === "\n" ? "↵\n" : token.text;
   if (byWords()) span.textContent += token.text === "<eos>" ? "\n" : " ";
@@ -187,10 +190,11 @@ function showDetail(token) {
   byId("detail").replaceChildren(title, table);
 }
 
-// The text up to the chosen token, then another one.
+// The text up to the chosen token, then another one. Words are joined; other tokens may be parts of characters.
 function replaceWith(name) {
-  const between = byWords() ? " " : "";
-  byId("prompt").value = [...tokens.slice(0, chosen).map((token) => token.text), name].join(between);
+  const words = [...tokens.slice(0, chosen).map((token) => token.text), name];
+  const before = [...whole].slice(0, tokens[chosen].offset).join("");
+  byId("prompt").value = byWords() ? words.join(" ") : before + name;
   run(true);
 }
 
