@@ -127,7 +127,7 @@ def test_neither_a_recipe_nor_a_text_is_one_sentence(capsys):
     assert "empty" in refused("train --data empty.txt", capsys)
     Path("scored").mkdir()
     Path("scored/test.txt").write_text("no split to train on")
-    assert "must have a train or all split" in refused("train --data scored", capsys) and not Path("runs").exists()
+    assert "must have a train split" in refused("train --data scored", capsys) and not Path("runs").exists()
 
 
 def test_the_choice_is_printed_recorded_and_not_made_again(home, capsys):

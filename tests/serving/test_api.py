@@ -341,7 +341,7 @@ def test_slow_and_countless_connections_are_closed(monkeypatch: pytest.MonkeyPat
             slow.sendall(b"G")
             assert slow.recv(100) == b""
         with socket.create_connection(place, timeout=10) as both:  # the second request is here before the first answer
-            body = json.dumps({"prompt": "a", "max_tokens": 1500, "store": False}).encode()
+            body = json.dumps({"prompt": "a", "max_tokens": 4000, "store": False}).encode()
             length = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
             both.sendall(
                 b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

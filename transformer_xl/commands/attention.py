@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from ..config.settings import TransformerXLConfig
+from ..config.settings import Lengths, TransformerXLConfig
 from ..mistake import Mistake
 from ..runtime.terminal import report_progress, show_table
 from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath, check_folder
@@ -75,15 +75,10 @@ class Attention:
         problems.refuse()
         tokens = min(self.max_tokens or len(ids), len(ids))
         positions = self.positions or (tokens // 2,)
-        # Each stream begins with an empty memory, and shall have a full one for most of its tokens.
-        rows = max(1, min(config.eval.batch_size, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
-        if tokens // rows <= lengths.mem_len:
-            filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"
-            print(f"txl: The average is over queries whose memory is not full: it is of {filled}.", file=sys.stderr)
+        rows = _streams(tokens, config.eval.batch_size, lengths)
         loader = StreamLoader(split, batch_size=rows, tgt_len=lengths.tgt_len, max_tokens=self.max_tokens)
-        average = attention.average_attention(
-            loaded.model, report_progress(loader, "averaging"), lengths, precision=precision
-        )
+        segments = report_progress(loader, "averaging")
+        average = attention.average_attention(loaded.model, segments, lengths, precision=precision)
         trained.refuse_infinite(average.sums, average.entropy)
         looks, targets = [], []
         for position in positions:
@@ -95,18 +90,13 @@ class Attention:
                 several = partial(attention.targets_attention, precision=precision, start=start)
                 targets.append(several(loaded.model, segment, position, lengths))
         chosen = named or average.widest(NOTABLE)
-        about = {"run": str(trained.path), **split.about, "queries": average.queries, "precision": precision}
-        facts = (
-            about
-            | {"lengths": asdict(lengths)}
-            | attention.head_facts(average)
-            | {"positions": attention.passage_facts(looks, chosen, loaded.vocab)}
-        )
+        facts: dict[str, object] = {"run": str(trained.path), **split.about, "queries": average.queries}
+        facts |= {"precision": precision, "lengths": asdict(lengths), **attention.head_facts(average)}
+        facts["positions"] = attention.passage_facts(looks, chosen, loaded.vocab)
         folder = self.out or trained.path / "attention"
         arrays = {"probability": average.probability, "sums": average.sums, "counts": average.counts}
-        save_arrays(
-            folder / "attention", facts, arrays | {f"position_{look.position}": look.probability for look in looks}
-        )
+        arrays |= {f"position_{look.position}": look.probability for look in looks}
+        save_arrays(folder / "attention", facts, arrays)
         title = f"{split.corpus}, {split.name}"
         paths = if_possible(lambda: attention.draw_heads(folder, average, chosen, looks, targets, loaded, title))
         if self.json:
@@ -114,6 +104,16 @@ class Attention:
         else:
             _show(average, split.title)
             print(f"{'Pictures and arrays' if paths else 'Arrays'} are in {folder}.")
+
+
+def _streams(tokens: int, most: int, lengths: Lengths) -> int:
+    """The number of streams to read. Each begins with an empty memory, and shall have a full one for most of its
+    tokens; if there are too few, standard error says so."""
+    streams = max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
+    if tokens // streams <= lengths.mem_len:
+        filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"
+        print(f"txl: The average is over queries whose memory is not full: it is of {filled}.", file=sys.stderr)
+    return streams
 
 
 def _document(documents: Int[np.ndarray, " D"], position: int, size: int) -> tuple[int, int]:

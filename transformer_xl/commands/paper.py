@@ -91,18 +91,11 @@ class Paper:
                 interrupt.add_note("The same command goes on from here.")
                 raise
         else:
-            sizes = [size for size in SIZES if not exhibit.rows() or rows_at(exhibit.rows(), size)]
+            sizes = [size for size in SIZES if not exhibit.rows() or exhibit.rows(size=size)]
             models = ", ".join(exhibit.rows(self.rows)) or "none"
             print(f"Models: {models}. `txl paper {exhibit.name} --size {'|'.join(sizes)}` makes it.\n")
             found = show.of_rows(exhibit, "small", show.measured("small"))
             show_tables(exhibit, found, "small" if any(found.values()) else "not measured here")
-
-
-def rows_at(rows: Sequence[str], size: str) -> list[str]:
-    """The rows that exist at a size."""
-    from ..paper.exhibits import training
-
-    return [row for row in rows if training(row, size)]
 
 
 def launcher(command: str) -> list[str]:
@@ -126,9 +119,9 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
 
     seeds = list(dict.fromkeys(options.seeds))
     study = Study(size, options.out, launcher(options.launch), options.jobs)
-    rows = rows_at(exhibit.rows(options.rows), size)
+    rows = exhibit.rows(options.rows, size)
     if exhibit.rows() and not rows:
-        others = [other for other in SIZES if rows_at(exhibit.rows(options.rows), other)]
+        others = [other for other in SIZES if exhibit.rows(options.rows, other)]
         models = ", ".join(options.rows) or exhibit.name
         raise Mistake(f"{models} has no models of size {size}. Give --size {' or '.join(others)}.")
     study.train(rows, seeds, again=options.again)

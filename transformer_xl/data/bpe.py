@@ -103,7 +103,11 @@ def _last_border(text: bytes | bytearray, start: int, end: int) -> int:
 
 def _forced(text: bytes | bytearray, cut: int) -> int:
     """Where to cut `text` after `cut` if no border follows."""
-    position = cut + _SLICE
+    return next_character(text, cut + _SLICE)
+
+
+def next_character(text: bytes | bytearray, position: int) -> int:
+    """Where the first character begins, at or after `position`; the end of the text if there is none."""
     while position < len(text) and text[position] & 0xC0 == 0x80:
         position += 1
     return min(position, len(text))

@@ -212,7 +212,7 @@ class Corpus:
         assert texts and (set(texts) <= set(SPLITS) or set(texts) == {WHOLE}), f"no splits: {tuple(texts)}"
         if vocab is None and not set(counted) & texts.keys():
             raise Mistake(
-                f"{name} must have a {' or '.join(counted)} split to make a vocabulary from, got "
+                f"{name} must have a {' or '.join(s for s in counted if s != WHOLE)} split to make a vocabulary from, got "
                 f"{', '.join(texts)} only."
             )
         with explain_write_error(path):

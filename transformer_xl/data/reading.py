@@ -21,7 +21,7 @@ from typing import Any
 
 from ..mistake import Mistake
 from ..runtime.files import check_unpacked, plain_file
-from .bpe import last_cut
+from .bpe import last_cut, next_character
 from .tables import is_table, row_texts
 from .vocab import Unit
 
@@ -84,10 +84,7 @@ def border(text: bytes, position: int, unit: Unit) -> int:
     if unit == "word":
         ends = [end for white in _WHITE if (end := text.find(white, position) + 1)]
         return min(ends, default=len(text))
-    if unit != "byte":
-        while position < len(text) and text[position] & 0xC0 == 0x80:
-            position += 1
-    return min(position, len(text))
+    return min(position, len(text)) if unit == "byte" else next_character(text, position)
 
 
 def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:

@@ -32,23 +32,20 @@ def read_huggingface(path: Path) -> Source:
         raise Mistake(f"SRC must be the folder of the model, which has a config.json, got the file {path}.")
     config = read_table(path / "config.json", "Get the whole folder.")
     kind = config.get("model_type", "transfo-xl" if "format" not in config else "a checkpoint of this package")
-    source = Source(path, Dialect(zero_memory=True, clusters_reversed=False))
-    if kind == OWN_TYPE:
-        source.run = _exported_run(config, path / "config.json")
-        weights = weights_of(path)
-        if weights.pop(SCORE, None) is not None:
-            source.left_out[SCORE] = "a classifier's: AutoModelForSequenceClassification loads it"
-        source.add_state(weights, lambda name: name.removeprefix("model."))
-    elif kind == "transfo-xl":
-        source.state(config)
-        weights = weights_of(path)
-        if weights.pop(SCORE, None) is not None:
-            source.left_out[SCORE] = "a classifier's: transformer_xl.hf.read_classifier reads it"
-        source.add_state(weights, lambda name: name.removeprefix("transformer."))
-        if not any(name.startswith("crit.") for name in source.arrays):
-            _add_softmax(source)
-    else:
+    if kind not in (OWN_TYPE, "transfo-xl"):
         raise Mistake(f"{path} must hold a model of type transfo-xl, and holds {str(kind)[:60]!a}.")
+    source, weights = Source(path, Dialect(zero_memory=True, clusters_reversed=False)), weights_of(path)
+    own = kind == OWN_TYPE
+    if weights.pop(SCORE, None) is not None:
+        reads = "AutoModelForSequenceClassification loads" if own else "transformer_xl.hf.read_classifier reads"
+        source.left_out[SCORE] = f"a classifier's: {reads} it"
+    if own:
+        source.run = _exported_run(config, path / "config.json")
+    else:
+        source.state(config)
+    source.add_state(weights, lambda name: name.removeprefix("model." if own else "transformer."))
+    if not own and not any(name.startswith("crit.") for name in source.arrays):
+        _add_softmax(source)
     file = next((path / name for name in VOCABULARIES if (path / name).is_file()), None)
     source.vocab = read_vocabulary(file) if file else None
     return source

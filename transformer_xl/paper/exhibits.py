@@ -54,8 +54,8 @@ class Exhibit:
     split: str = "test"
     """The split that the paper's size is scored on at several lengths."""
 
-    def rows(self, named: tuple[str, ...] = ()) -> list[str]:
-        """The models that it needs, or those of them that are `named`.
+    def rows(self, named: tuple[str, ...] = (), size: str | None = None) -> list[str]:
+        """The models that it needs, or those of them that are `named`; with a `size` those that exist at it.
 
         Raises:
             Mistake: a name is none of them.
@@ -64,7 +64,8 @@ class Exhibit:
         for name in named:
             if name not in known:
                 raise Mistake(f"--rows must be some of {', '.join(known) or 'none'} for {self.name}, got {name!r}.")
-        return [name for name in known if not named or name in named]
+        wanted = [name for name in known if not named or name in named]
+        return [name for name in wanted if size is None or training(name, size)]
 
 
 @cache

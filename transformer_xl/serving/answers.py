@@ -316,7 +316,7 @@ class Answer:
         if self.asked.logprobs is None:
             return Delta(event.text)
         if index not in self._wrote:
-            ids = [*self._before, *self.prompts[number].ids]
+            ids = [*self._before, *self.prompts[number].ids[-3:]]
             self._wrote[index] = TokenScores(self.service.vocab, ids, self._read[number].offset)
         return Delta(event.text, self._wrote[index].add([event.token], [event.log_prob], [event.top]))
 

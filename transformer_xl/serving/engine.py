@@ -27,7 +27,7 @@ from torch import Tensor
 from ..config.settings import Lengths, TransformerXLConfig
 from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText, sample
-from ..evaluation.score import device_of
+from ..evaluation.score import MOST_SCORES, device_of
 from ..model.inference import KVCache
 from ..model.native import can_step, includes_head
 from ..model.step import Step
@@ -41,8 +41,6 @@ from .sessions import Past, reach_of
 LOG = logging.getLogger("transformer_xl.serving")
 ROWS = 8
 """In products with fewer rows, or with a part of as many, PyTorch's numbers depend on where a row is."""
-_SCORES = 1 << 24
-"""Maximum number of scores held at once."""
 _BEGINNINGS = 4
 """Number of memory lengths whose encoded distances are kept."""
 
@@ -246,7 +244,7 @@ class Engine:
     def _tops(self, features: Float[Tensor, "T D"], count: int) -> list[Top]:
         if not count:
             return [[] for _ in features]
-        pieces = features.split(max(_SCORES // len(self.vocab), 1))
+        pieces = features.split(max(MOST_SCORES // len(self.vocab), 1))
         return [top for piece in pieces for top in tops_of(self.model.softmax.log_probs(piece), count)]
 
     def _seat(self) -> None:
