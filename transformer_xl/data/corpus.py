@@ -211,10 +211,8 @@ class Corpus:
         texts = {split: [text] if isinstance(text, Text) else list(text) for split, text in splits.items()}
         assert texts and (set(texts) <= set(SPLITS) or set(texts) == {WHOLE}), f"no splits: {tuple(texts)}"
         if vocab is None and not set(counted) & texts.keys():
-            raise Mistake(
-                f"{name} must have a {' or '.join(s for s in counted if s != WHOLE)} split to make a vocabulary from, got "
-                f"{', '.join(texts)} only."
-            )
+            needed = " or ".join(split for split in counted if split != WHOLE)
+            raise Mistake(f"{name} must have a {needed} split to make a vocabulary from, got {', '.join(texts)} only.")
         with explain_write_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with wait_for(path.with_name(f".{path.name}.lock"), f"making {path}"):
