@@ -422,9 +422,11 @@ def test_a_request_that_is_no_http_after_its_answer_leaves_nothing_in_the_log(
     place = ("127.0.0.1", httpx.URL(live.url).port or 0)
     with socket.create_connection(place, timeout=10) as early:
         early.sendall(b"POST /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
-        assert b" 405 " in early.recv(1000)
+        answer = b""
+        while not answer.endswith(b"}}"):
+            answer += early.recv(1000)
         early.sendall(b"zz\r\n")
-        assert b"".join(iter(lambda: early.recv(1000), b"")) == b""
+        assert b" 405 " in answer and b"".join(iter(lambda: early.recv(1000), b"")) == b""
     with socket.create_connection(place, timeout=10) as wrong:
         wrong.sendall(b"GET / HTTP/1.1\r\n\r\n")
         answer = b"".join(iter(lambda: wrong.recv(1000), b""))
