@@ -99,8 +99,8 @@ def resident_mb() -> float:
 
 def main(log: tyro.conf.Positional[str] = "", steps: int = 150, train_lines: int = 2000) -> None:
     """Learn the first lines of LOG (default: a log that is made up), and watch the others."""
-    if log not in ("", "-") and not Path(log).is_file():
-        sys.exit(f"LOG must be a file, or - for standard input, got {log}.")
+    if log not in ("", "-") and (not Path(log).exists() or Path(log).is_dir()):
+        sys.exit(f"LOG must be a file or a pipe, or - for standard input, got {log}.")
     lines = read(log) if log else made_up_log(2 * train_lines, first_planted=train_lines + 100)
     model = trained(islice(lines, train_lines), steps)
     flagged: list[bool] = []

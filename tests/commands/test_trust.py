@@ -132,6 +132,14 @@ def test_a_run_with_only_damaged_checkpoints_is_refused_in_one_sentence(home, ru
     assert "holds no checkpoint to go on from. Restore damaged_" in told and all(name in told for name in names)
 
 
+def test_a_checkpoint_that_lost_its_state_of_training_is_set_aside(home, run, capsys):
+    """Its checksums list the state."""
+    for name in FILES[3:]:
+        (Run(run).latest / name).unlink()
+    assert main(words(home, run, "--resume")) == 0
+    assert "damaged_step_00000012 now, and does not count." in capsys.readouterr().out
+
+
 def test_checkpoints_without_a_state_of_training_stay_and_are_scored(home, run, capsys):
     for folder in Run(run).checkpoints():
         for name in (*FILES[3:], SEAL):

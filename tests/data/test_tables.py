@@ -87,6 +87,7 @@ def test_a_table_has_the_tokens_of_its_lines(unit: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.parquet", "file/a.arrow"])
 def test_texts_in_a_dictionary_are_texts(name: str, tmp_path: Path) -> None:
     packed = TABLE.set_column(1, "text", TABLE["text"].dictionary_encode())
+    packed = packed.set_column(0, "id", pyarrow.array([["a", "b"]] * 60))  # lists of texts are none
     assert opened(written(name, tmp_path, packed)).split("all").ids.tobytes() == "".join(TEXTS).encode()
 
 
@@ -95,6 +96,9 @@ def test_a_column_is_refused_where_there_is_none(tmp_path: Path) -> None:
         out.write(written("a.csv", tmp_path).read_bytes())
     with pytest.raises(Mistake, match=r"corpus\.column must be left out for .*gz, which has no table"):
         opened(tmp_path / "a.csv.gz", "text")
+    (tmp_path / "words").write_text("row\n")
+    with pytest.raises(Mistake, match=r"corpus\.column must be left out"):
+        opened(tmp_path / "a.csv.gz", "text", unit="word", vocab=str(tmp_path / "words"))
     store = opened(tmp_path / "a.csv", "text").path
     with pytest.raises(Mistake, match=r"corpus\.column is for a text file or folder"):
         opened(store, "text")

@@ -321,6 +321,13 @@ class TestRun:
         learned = [result["loss"] for result in self.told(run, capsys, mem_len=(8, 3), **how)["results"]]
         assert math.isclose(still, plain, rel_tol=1e-6) and learned[0] < plain - 0.05 and learned[1] != learned[0]
 
+    def test_a_text_named_as_a_corpus_is_read_as_in_training(self, run, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "ptb").write_text("a fox and a dog\n" * 30)
+        assert self.told(run, capsys, data="ptb", max_tokens=0)["results"][0]["targets"] == 30 * 16 - 1
+        Eval(run, device="cpu", data="ptb", max_tokens=10).run()
+        assert "ptb is read here, not the corpus of that name" in capsys.readouterr().err
+
     def test_gradients_for_another_text_are_measured_on_the_runs_own(self, run, capsys, tmp_path):
         (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)
         how = {"dynamic": "rms", "dynamic_tokens": 40, "dynamic_lr": 0.1, "max_tokens": 100}

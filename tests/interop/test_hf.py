@@ -101,6 +101,7 @@ def test_a_model_that_reads_a_context_again_writes_our_text(tmp_path):
     ours = loaded(mem_len=0)
     ours = ours._replace(config=replace(ours.config, eval=replace(ours.config.eval, context_len=9)))
     export_huggingface(ours, tmp_path / "model")
+    assert "| 14, 0 tokens (`config.tgt_len`" in (tmp_path / "model" / "README.md").read_text()
     theirs, prompt = AutoModelForCausalLM.from_pretrained(tmp_path / "model"), "w3 w9 w1 w1 w4 w7 the w0"
     ids = AutoTokenizer.from_pretrained(tmp_path / "model")(prompt, return_tensors="pt")
     lengths = ours.config.writing_lengths(ours.config.eval_lengths)
@@ -112,10 +113,12 @@ def test_a_model_that_reads_a_context_again_writes_our_text(tmp_path):
 
 def test_the_folder_does_not_name_the_users_folders(tmp_path):
     ours = loaded()
-    corpus = replace(ours.config.corpus, name=str(tmp_path / "secret" / "text.txt"))
+    corpus = CorpusConfig(name=str(tmp_path / "secret" / "text.txt"))  # its tokens are not said
     export_huggingface(ours._replace(config=replace(ours.config, corpus=corpus)), tmp_path / "model")
     stated = (tmp_path / "model" / "config.json").read_text()
-    assert "secret" not in stated and '"text.txt"' in stated
+    assert "secret" not in stated and "text.txt" not in stated
+    assert "text.txt" in (tmp_path / "model" / "README.md").read_text()
+    assert read_model(tmp_path / "model", "huggingface").config.corpus == CorpusConfig(unit="word")
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path):

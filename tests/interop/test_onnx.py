@@ -126,7 +126,7 @@ def test_a_run_is_exported_and_streams_without_this_package(trained, tmp_path, c
     [
         (["--int8"], "--int8 is for --to-format onnx"),
         (["--to-format", "onnx", "--train.lr", "3"], "takes only the lengths of eval, got train.lr"),
-        (["--to-format", "onnx", "--eval.context-len", "8"], "takes only the lengths of eval, got eval.context_len"),
+        (["--to-format", "onnx", "--eval.context-len", "8"], "eval.context_len must be 0 for ONNX"),
         (["--to-format", "onnx", "--eval.mem-len", "-3"], "eval.mem_len must be"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_model_that_reads_a_context_again_is_refused(trained, tmp_path):
     model = load_model(trained)
     config = replace(model.config, train=replace(model.config.train, mem_len=0, attn_len=None, context_len=9))
     config = replace(config, eval=replace(config.eval, mem_len=0))
-    with pytest.raises(ValueError, match="reads 9 tokens again, by context_len, cannot be exported"):
+    with pytest.raises(ValueError, match=r"eval\.context_len must be 0 for ONNX, .* got 9\. Give --eval"):
         onnx.export_onnx(model._replace(config=config), config.eval_lengths, tmp_path / "new")
 
 

@@ -80,7 +80,7 @@ class Convert:
             raise Mistake("--vocab and settings are for checkpoints of other programs (--from). Leave them out.")
         loaded = load_model(local(self.source))
         config, changed = changed_settings(loaded.config, overrides)
-        lengths = {("eval", each.name) for each in fields(Lengths)}
+        lengths = {("eval", "context_len"), *(("eval", each.name) for each in fields(Lengths))}
         if others := [f"{s.section}.{s.field}" for s in changed if (s.section, s.field) not in lengths]:
             raise Mistake(f"--to-format onnx takes only the lengths of eval, got {', '.join(others)}. Leave it out.")
         return loaded._replace(config=config)

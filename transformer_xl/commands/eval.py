@@ -82,7 +82,7 @@ class Eval:
         corpus = trained.corpus(loaded.vocab, self.data, self.split)
         split = split_of(corpus, self.split, how.split)
         learned = corpus  # by the model, for its gradients
-        if learning and learning.rule == "rms" and self.data is not None:
+        if learning and learning.rule == "rms" and "train" not in corpus.header.splits:
             learned = trained.corpus(loaded.vocab, None, "train")
         results, precision = [], trained.precision
         if learning and precision == "fp16" and self.precision == "auto":

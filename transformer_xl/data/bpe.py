@@ -27,9 +27,9 @@ _BYTES_BORDER = re.compile(BORDER.pattern.encode())
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 """Bytes that are encoded together, and without a border at most before a text is cut all the same: the library takes
 130 bytes of memory for each byte of text without one, such as Chinese or DNA."""
-_PARTS = 1 << 12
-"""Number of parts without a border, of `_WORD` characters, in which pairs are counted: the library keeps each of them,
-and needs 60 times their size."""
+_PARTS, _LONG = 1 << 12, 50
+"""Number of parts of long words, of `_WORD` characters, in which pairs are counted: the library keeps each word, and
+needs 60 times its size. Words are long from a mean of so many characters on."""
 _LARGEST_ID = 1 << 24
 """Limit on ids. The library allocates memory for all ids up to the largest, and aborts if that fails."""
 
@@ -133,17 +133,20 @@ def slices(text: bytes) -> Iterator[str]:
 
 
 def _for_pairs(texts: Iterable[str]) -> Iterator[str]:
-    """The slices in which pairs are counted. One that is a single word is cut into short parts, because counting takes
-    time quadratic in the word; of all these parts, at most `_PARTS` are counted, at equal distances in the text."""
+    """The slices in which pairs are counted. One without a border is cut into short parts, because counting takes time
+    quadratic in a word; of the parts with long words, at most `_PARTS` are counted, at equal distances in the text."""
     kept: list[str] = []
     seen, stride = 0, 1
     for piece in (piece for text in texts for piece in slices(text.encode())):
         if len(piece.encode()) < _SLICE or BORDER.search(piece):
             yield piece
             continue
-        for start in range(0, len(piece), _WORD):
+        for part in (piece[start : start + _WORD] for start in range(0, len(piece), _WORD)):
+            if len(part) < _LONG * len(part.split()):
+                yield part
+                continue
             if seen % stride == 0:
-                kept.append(piece[start : start + _WORD])
+                kept.append(part)
             seen += 1
         if len(kept) > _PARTS:
             kept, stride = kept[::2], 2 * stride

@@ -142,7 +142,8 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
 
 
 def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool, extend: bool) -> Corpus:
-    if vocab is None and config.vocab:
+    begins = vocab is None
+    if begins and config.vocab:
         listed = expand_home(config.vocab)
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
@@ -152,10 +153,10 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
     path, notes = path.resolve(), []
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole=whole, column=config.column)
-        if config.column and vocab is None and not texts.documents:
+        if config.column and begins and not texts.documents:
             raise Mistake(
                 f"corpus.column must be left out for {path}, which has no table (.parquet, .arrow, .csv, .tsv) and no "
-                "JSON lines. Leave it out, or unpack a table."
+                "JSON lines. Leave it out; a table that is packed must be unpacked."
             )
         if config.reset_documents and not texts.documents and max(map(len, texts.splits.values())) == 1:
             raise Mistake(

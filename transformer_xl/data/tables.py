@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -69,7 +70,7 @@ def _batches(file: Path, column: str) -> Iterator[Any]:
 
 def _column_of(file: Path, schema: Any, column: str) -> str:
     """The name of the column of texts to read."""
-    kinds = {each.name: str(getattr(each.type, "value_type", each.type)) for each in schema}  # also of a dictionary
+    kinds = {each.name: re.sub(r"dictionary<values=(\w+), .*", r"\1", str(each.type)) for each in schema}
     texts = [name for name, kind in kinds.items() if kind in ("string", "large_string", "string_view")]
     name = column or ("text" if "text" in texts else texts[0] if len(texts) == 1 else "")
     if name not in texts:

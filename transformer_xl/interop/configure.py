@@ -18,6 +18,7 @@ from ..config.recipe import (
 )
 from ..config.settings import CorpusConfig, RunConfig
 from ..config.values import fits, type_text
+from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
 from .mapping import shape_of
 from .source import Source
@@ -46,7 +47,12 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         ValueError: a stated setting has a wrong type, or a needed one is stated nowhere.
     """
     if source.run is not None:
-        return changed_settings(source.run, overrides)[0]
+        own = (
+            source.run
+            if source.vocab is None
+            else replace(source.run, corpus=_with_tokens(source.run.corpus, source.vocab))
+        )
+        return changed_settings(own, overrides)[0]
     stated = _statements(source)
     shape = shape_of(source, stated.get("div_val"))
     if "cutoffs" in stated:  # some programs add 0 and the size of the vocabulary
@@ -67,12 +73,18 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     facts = [Setting(section, name, value) for section, values in sections.items() for name, value in values.items()]
     base = example or RunConfig()
     vocab = source.vocab
-    if vocab is not None and (base.corpus.unit, base.corpus.newlines) != (vocab.unit, vocab.newlines):
-        base = replace(base, corpus=CorpusConfig(unit=vocab.unit, newlines=vocab.newlines))
+    if vocab is not None:
+        base = replace(base, corpus=_with_tokens(base.corpus, vocab))
     try:
         return run_of([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
     except Mistake as error:
         raise Mistake("\n".join(f"{source.path}: {line}" for line in str(error).splitlines())) from error
+
+
+def _with_tokens(corpus: CorpusConfig, vocab: Vocab) -> CorpusConfig:
+    """`corpus` if it has the tokens of this vocabulary; otherwise one that has."""
+    same = (corpus.unit, corpus.newlines) == (vocab.unit, vocab.newlines)
+    return corpus if same else CorpusConfig(unit=vocab.unit, newlines=vocab.newlines)
 
 
 def _statements(source: Source) -> dict[str, Any]:

@@ -199,7 +199,10 @@ def export_onnx(loaded: LoadedModel, lengths: Lengths, folder: str | Path, *, in
         if find_spec(name) is None:
             raise Mistake(f"--to-format onnx needs the package {name}: pip install onnx onnxscript onnxruntime.")
     if context := loaded.config.context_len(lengths):
-        raise Mistake(f"A model that reads {context:,} tokens again, by context_len, cannot be exported to ONNX.")
+        raise Mistake(
+            f"eval.context_len must be 0 for ONNX, whose graphs read no token twice, got {context:,}. Give "
+            "--eval.context-len 0, and a memory by --eval.mem-len."
+        )
     with whole_folder(Path(folder)) as unfinished:
         path = unfinished / "model.onnx"
         Stream(loaded.model, lengths).write_onnx(path)

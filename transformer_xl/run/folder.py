@@ -25,6 +25,7 @@ from ..ops import BACKENDS
 from ..runtime.device import CPUINFO
 from ..runtime.files import (
     LOCK,
+    SEAL,
     check_seal,
     holds_anything,
     lock_folder,
@@ -123,7 +124,9 @@ class Run:
         One without any state of training is sound, but nothing that training could go on from.
         """
         for folder in self.checkpoints():
-            trained = any(folder.glob("training.*"))
+            sums = folder / SEAL
+            listed = sums.read_text(encoding="utf-8", errors="replace") if sums.is_file() else ""
+            trained = "training." in listed or any(folder.glob("training.*"))
             try:
                 for name in FILES if trained else FILES_TO_READ:
                     with name_damage(folder / name):

@@ -15,8 +15,9 @@ import torch
 from ..config.problems import OPTION, Problems
 from ..config.recipe import text_name
 from ..config.settings import Lengths, RunConfig
+from ..data.corpora.published import DATASETS
 from ..data.corpus import Corpus, Split
-from ..data.datasets import open_corpus
+from ..data.datasets import open_corpus, store_of
 from ..data.header import WHOLE
 from ..data.vocab import Vocab
 from ..mistake import Mistake, printable
@@ -101,6 +102,8 @@ class TrainedRun:
         notes = list(corpus.notes)
         if whole and data is not None and text_name(data) == config.name:
             notes.append(f"{data} trained this model, and is read whole: --split test is what was held out of it.")
+        if data is not None and data != text_name(data) and (data in DATASETS or store_of(data) is not None):
+            notes.append(f"{data} is read here, not the corpus of that name, as in training.")
         for note in notes:
             print(f"txl: {printable(note)}", file=sys.stderr)
         return corpus

@@ -76,7 +76,10 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
 
 def config_of_run(run: RunConfig, model: TransformerXL, more: dict[str, Any]) -> TransformerXLHFConfig:
     """The settings of a folder with this model, and `more` of transformers."""
-    corpus = replace(run.corpus, name=last_part(run.corpus.name), vocab=last_part(run.corpus.vocab))
+    # A path would mean another file elsewhere, and describe the user's folders.
+    named = (run.corpus.name, run.corpus.vocab)
+    name, vocab = (given if given == last_part(given) else "" for given in named)
+    corpus = replace(run.corpus, name=name, vocab=vocab)
     sections = {name: section for name, section in asdict(replace(run, corpus=corpus)).items() if name != "model"}
     settings = (
         asdict(model.config) | asdict(run.writing_lengths(run.eval_lengths)) | {"run": json.loads(json.dumps(sections))}
@@ -224,5 +227,5 @@ def _card(loaded: LoadedModel, name: str) -> str:
         shape=loaded.model.config,
         corpus=Path(run.corpus.name).name or "unknown",
         train=run.train,
-        test=run.eval_lengths,
+        test=run.writing_lengths(run.eval_lengths),
     )
