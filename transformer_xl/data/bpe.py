@@ -28,8 +28,8 @@ _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 """Bytes that are encoded together, and without a border at most before a text is cut all the same: the library takes
 130 bytes of memory for each byte of text without one, such as Chinese or DNA."""
 _PARTS, _LONG = 1 << 12, 50
-"""Number of parts of long words, of `_WORD` characters, in which pairs are counted: the library keeps each word, and
-needs 60 times its size. Words are long from a mean of so many characters on."""
+"""Maximum number of parts of long words, of `_WORD` characters, in which pairs are counted, because the library keeps
+each word and needs 60 times its size; and the mean length from which on words are long, in characters."""
 _LARGEST_ID = 1 << 24
 """Limit on ids. The library allocates memory for all ids up to the largest, and aborts if that fails."""
 
