@@ -47,12 +47,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         ValueError: a stated setting has a wrong type, or a needed one is stated nowhere.
     """
     if source.run is not None:
-        own = (
-            source.run
-            if source.vocab is None
-            else replace(source.run, corpus=_with_tokens(source.run.corpus, source.vocab))
-        )
-        return changed_settings(own, overrides)[0]
+        return changed_settings(_with_tokens(source.run, source.vocab), overrides)[0]
     stated = _statements(source)
     shape = shape_of(source, stated.get("div_val"))
     if "cutoffs" in stated:  # some programs add 0 and the size of the vocabulary
@@ -71,20 +66,18 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         source.notes.append(f"Nothing states {', '.join(unstated)}: the defaults of this package are used.")
     sections = {"model": model, **_lengths(source, stated, example)}
     facts = [Setting(section, name, value) for section, values in sections.items() for name, value in values.items()]
-    base = example or RunConfig()
-    vocab = source.vocab
-    if vocab is not None:
-        base = replace(base, corpus=_with_tokens(base.corpus, vocab))
+    base = _with_tokens(example or RunConfig(), source.vocab)
     try:
         return run_of([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
     except Mistake as error:
         raise Mistake("\n".join(f"{source.path}: {line}" for line in str(error).splitlines())) from error
 
 
-def _with_tokens(corpus: CorpusConfig, vocab: Vocab) -> CorpusConfig:
-    """`corpus` if it has the tokens of this vocabulary; otherwise one that has."""
-    same = (corpus.unit, corpus.newlines) == (vocab.unit, vocab.newlines)
-    return corpus if same else CorpusConfig(unit=vocab.unit, newlines=vocab.newlines)
+def _with_tokens(run: RunConfig, vocab: Vocab | None) -> RunConfig:
+    """`run` if its corpus has the tokens of this vocabulary, if one is known; otherwise with a corpus that has."""
+    if vocab is None or (run.corpus.unit, run.corpus.newlines) == (vocab.unit, vocab.newlines):
+        return run
+    return replace(run, corpus=CorpusConfig(unit=vocab.unit, newlines=vocab.newlines))
 
 
 def _statements(source: Source) -> dict[str, Any]:

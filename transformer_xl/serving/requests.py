@@ -137,9 +137,9 @@ class Detokenize(BaseModel):
     tokens: list[Token]
 
 
-def form_error(place: tuple[int | str, ...], message: str, kind: str = "") -> Refused:
-    """One sentence for the field at this place of the body of a request of this kind."""
-    name = place[0] if place else 0
+def form_error(path: tuple[int | str, ...], message: str, kind: str = "") -> Refused:
+    """One sentence for a field of the body of a request of this kind, by its names from outside in."""
+    name = path[0] if path else 0
     if isinstance(name, int):
         return Refused(
             400,

@@ -151,12 +151,15 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         attention_mask: Tensor | None,
         past_key_values: Cache | None,
         output_attentions: bool | None,
+        output_hidden_states: bool | None = None,
     ) -> tuple[Int[Tensor, "B T"], Tensor | None, TransformerXLCache]:
         """The ids and the mask of a call, checked, and the memory with which it starts."""
         if input_ids is None or not input_ids.numel():
             raise Mistake("input_ids must hold a token or more. Leave it out of generate to begin after a line end.")
         if output_attentions:
             raise Mistake("output_attentions must be False or left out: `txl analyse attention` has maps.")
+        if output_hidden_states:
+            raise Mistake("output_hidden_states must be False or left out: TransformerXLModel (AutoModel) has them.")
         mask = None if attention_mask is None else attention_mask.bool()
         return input_ids, mask, self._cache(past_key_values, input_ids, mask)
 
@@ -225,12 +228,12 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             `logits` are log-probabilities, so their softmax is exact. They are None in training with labels, because
             they are large and the loss does not need them. `loss` is the mean nats per label.
         """
-        ids, mask, cache = self._start(input_ids, attention_mask, past_key_values, output_attentions)
+        ids, mask, cache = self._start(
+            input_ids, attention_mask, past_key_values, output_attentions, output_hidden_states
+        )
         if labels is not None and labels.shape != ids.shape:
             shapes = f"{tuple(ids.shape)}, got {tuple(labels.shape)}"
             raise Mistake(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
-        if output_hidden_states:
-            raise Mistake("output_hidden_states must be False or left out: TransformerXLModel (AutoModel) has them.")
         keep = logits_to_keep if labels is None and isinstance(logits_to_keep, int) else 0
         features, memory = [], cache.memory
         for end, outputs, after in self._segments(ids, cache.memory):
@@ -350,9 +353,9 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
                 each label with `config.problem_type` "multi_label_classification".
             use_cache: has no effect, because no memory is returned.
         """
-        if output_hidden_states:
-            raise Mistake("output_hidden_states must be False or left out: TransformerXLModel (AutoModel) has them.")
-        ids, mask, cache = self._start(input_ids, attention_mask, past_key_values, output_attentions)
+        ids, mask, cache = self._start(
+            input_ids, attention_mask, past_key_values, output_attentions, output_hidden_states
+        )
         own = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :]
         count, drawn = len(self._ends(ids.shape[1])), None
         if self.config.pooling == "last":
