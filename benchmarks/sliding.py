@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.mistake import Mistake
+
 from . import bound
 from .gate import check_op, check_same
 from .language import prepare_models
@@ -43,6 +45,8 @@ def bench_sliding(options: Options, pool: Pool) -> dict[str, Any]:
     lengths = [16, 32] if options.toy else list(PAPER)
     if options.mem_len is not None:
         lengths = [options.mem_len]
+        if not options.mem_len:
+            raise Mistake("--mem-len must be at least 1 for sliding, whose windows have as many others, got 0.")
     check_op(["auto"], [precision], options.torch_device, backward=False)
     rows = []
     with tempfile.TemporaryDirectory(prefix="txl-bench-") as name:

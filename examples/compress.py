@@ -73,14 +73,17 @@ def compressed(loaded: LanguageModel, text: bytes, rows: int) -> tuple[bytes, fl
         bits -= np.log2(predictor.probabilities[np.arange(rows), column]).sum()
         predictor.read(column)
     about = {"bytes": len(text), "rows": rows, "sha256": hashlib.sha256(text).hexdigest()}
-    return json.dumps(about).encode() + b"\n" + coder.get_compressed().tobytes(), bits / len(text)
+    return json.dumps(about).encode() + b"\n" + coder.get_compressed().tobytes(), bits / max(len(text), 1)
 
 
 def restored(loaded: LanguageModel, content: bytes) -> bytes:
     """The text of a file that `compressed` made."""
-    line, code = content.split(b"\n", 1)
-    about = json.loads(line)
-    rows, length = about["rows"], -(-about["bytes"] // about["rows"])
+    line, _, code = content.partition(b"\n")
+    try:
+        about = json.loads(line)
+        rows, length = about["rows"], -(-about["bytes"] // about["rows"])
+    except (ValueError, KeyError, TypeError):
+        sys.exit("SOURCE must be a file that this program has compressed, and is not.")
     table = np.zeros((rows, length), np.int32)
     predictor = Predictor(loaded, rows)
     coder = constriction.stream.queue.RangeDecoder(np.frombuffer(code, np.uint32))
@@ -108,6 +111,8 @@ def main(
         restore: restore `source` instead of compressing it.
         rows: number of rows that are read side by side. Each begins without a past, so fewer compress better, slowly.
     """
+    if rows < 1:
+        sys.exit(f"--rows must be at least 1, got {rows}.")
     loaded, content = load_model(run), source.read_bytes()
     if restore:
         target.write_bytes(restored(loaded, content))

@@ -60,6 +60,8 @@ def write_ids(folder: Path, most: int) -> None:
         split = ("valid", "test", *["train"] * 8)[zlib.crc32(melody.tobytes()) % 10]
         for key in range(-5, 7) if split == "train" else (0,):
             pieces[split].append(np.pad((1 + 64 * np.arange(4) + grid + key * (grid > REST)).ravel(), 1))
+    if not all(pieces.values()):
+        raise SystemExit(f"--chorales must be so many that each split has one, got {most}.")
     for split, found in pieces.items():
         (folder / split).mkdir(parents=True)
         for number, piece in enumerate(np.random.default_rng(1).permutation(len(found))):
@@ -68,13 +70,13 @@ def write_ids(folder: Path, most: int) -> None:
 
 
 def notation(ids: list[int]) -> stream.Score:
-    """The notes of a chorale; ids after its end are left out."""
+    """The notes of a chorale, whole steps of four ids; ids after its end are left out."""
     end = ids.index(0) if 0 in ids else len(ids)
     grid = (np.array(ids[: end // 4 * 4]).reshape(-1, 4) - 1) % 64
     score = stream.Score()
     for voice, sign in zip(grid.T, CLEFS, strict=True):
         notes: list[clef.Clef | note.GeneralNote] = [sign()]
-        for begin, end in pairwise([0, *(1 + np.flatnonzero(voice[1:] != HOLD)), len(voice)]):
+        for begin, end in pairwise([0, *(1 + np.flatnonzero(voice[1:] != HOLD)), len(voice)] if len(voice) else []):
             value, length = int(voice[begin]), (end - begin) / 4
             name = pitch.Pitch(value + LOWEST).nameWithOctave
             notes.append(note.Note(name, quarterLength=length) if value > REST else note.Rest(length))

@@ -30,6 +30,8 @@ from transformer_xl import (
 
 def main(steps: int = 300, out: Path = Path("runs/own-loop/checkpoint")) -> None:
     """Train on the source of asyncio, and leave a checkpoint in OUT."""
+    if steps < 1:
+        raise SystemExit(f"--steps must be at least 1, got {steps}.")
     corpus = open_corpus(Path(asyncio.__file__).parent)
     lengths = Lengths(tgt_len=64, mem_len=64)
     torch.manual_seed(1)

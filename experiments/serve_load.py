@@ -75,7 +75,10 @@ def served(run: Path, precision: str) -> Iterator[str]:
         [sys.executable, "-m", "transformer_xl", *words], stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
-        yield re.findall(r"http://\S+", server.stdout.readline())[0]
+        found = re.findall(r"http://\S+", server.stdout.readline())
+        if not found:
+            sys.exit(server.wait())  # it has said why
+        yield found[0]
         server.terminate()
 
 

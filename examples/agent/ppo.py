@@ -362,7 +362,19 @@ def report_score(policy: Policy, options: Options, episodes: int) -> float:
     return float(success.mean())
 
 
+def check(options: Options) -> None:
+    """Raise a `Mistake` for options that do not fit."""
+    if options.rows < 1 or options.segment < 2 or options.mem_len < 0:
+        got = f"{options.rows}, {options.segment} and {options.mem_len}"
+        raise Mistake(f"--rows, --segment and --mem-len must be at least 1, 2 and 0, got {got}.")
+    if options.env != "TMaze-v0" and (options.longer or options.corridor != Options.corridor):
+        raise Mistake(f"--corridor and --longer are for the TMaze-v0, got --env {options.env}. Leave them out.")
+    if not options.resume and (options.out / "checkpoint.safetensors").exists():
+        raise Mistake(f"--out must be a new folder, and {options.out} has a checkpoint. Give --resume, or another.")
+
+
 def main(options: Options) -> None:
+    check(options)
     began = time.perf_counter()
     with SummaryWriter(str(options.out)) as writer:
         policy = train(options, writer)

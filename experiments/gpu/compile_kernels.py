@@ -81,4 +81,6 @@ def _launch_all(fused: Any, batch: int, heads: int, queries: int, memory: int, s
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     main(sys.argv[1])

@@ -339,6 +339,21 @@ def test_a_second_interrupt_ends_at_once_with_a_sentence(home, tmp_path, monkeyp
     assert re.fullmatch(told, capsys.readouterr().err)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_signal_that_also_ends_the_compiler_is_no_error_of_it(home, tmp_path, monkeypatch, capsys):
+    """A terminal and `timeout` signal the whole group, with the C++ compiler that torch.compile has started."""
+
+    def stopped(trainer: Trainer, signals: list[str]) -> None:
+        signals.append("SIGTERM")
+        raise RuntimeError("CppCompileError")
+
+    monkeypatch.setattr(Trainer, "advance", stopped)
+    assert main([*words(home, tmp_path / "run"), "--train.compile"]) == 130
+    assert capsys.readouterr().err.endswith("txl: Interrupted. Nothing was saved.\n")
+    with pytest.raises(RuntimeError, match="CppCompileError"):
+        main(words(home, tmp_path / "other"))
+
+
 @pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
 def test_a_run_whose_terminal_closes_saves(home, tmp_path):
     import pty

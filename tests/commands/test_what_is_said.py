@@ -217,6 +217,13 @@ def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
     assert main([*words(line), *TINY]) == 0
     told = "train.backend is strided: native cannot serve: TXL_NATIVE=0 switches it off; "
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(told)]
+    line = (
+        "train text-small --data text.txt --out other --train.backend strided --train.device cpu --model.kind vaswani"
+    )
+    assert main([*words(line), *TINY]) == 0
+    told = "train.backend is auto: kind = vaswani has no relative attention.\n"
+    streams = capsys.readouterr()
+    assert told in streams.err and ", auto; " in streams.out
 
 
 @pytest.mark.parametrize(
@@ -224,6 +231,7 @@ def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
     [
         ("eval run --same-length --mem-len 0", "--same-length needs a memory: --mem-len must be at least 1, got 0."),
         ("train text-words --data text.txt --out x --train.backend triton --train.device cpu", "got triton: "),
+        ("train lm1b-small --data text.txt --out x", "model.cutoffs must be below model.vocab_size = "),
         ("train text-small --data one.jsonl --out x", "one.jsonl has too few documents for the valid split"),
         ("train text-words --data text.txt --out none", "none exists. Go on with it by --resume auto, which starts"),
         ("train --resume --out none", "Start again by --resume auto, with RECIPE or --data."),

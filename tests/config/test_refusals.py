@@ -28,6 +28,7 @@ REFUSALS = (
     "--model.d-model 7",
     "--model.cutoffs 3 2",
     "--model.cutoffs 3 5 --model.vocab-size 4",
+    "--model.vocab-size 4 | --model.document-end 4",
     "--model.div-val 2",
     "--model.cutoffs 1 2 3 4 | --model.div-val 99",
     "--model.tie-projs true false",
@@ -186,7 +187,7 @@ def test_a_refusal_holds_its_settings_and_reads_as_a_sentence_in_python():
     assert [problem.fields for problem in caught.value.problems] == [("dropout",), ("cutoffs", "vocab_size")]
     assert str(caught.value).splitlines() == [
         "dropout must be at least 0 and below 1, got 2.0.",
-        "cutoffs must be below vocab_size = 5, got [7].",
+        "cutoffs must be below vocab_size = 5, got [7]. Lower them.",
     ]
     with pytest.raises(WrongSettings, match=r"^attn_len must be at most mem_len \+ 1 = 4, got 9"):
         Lengths(tgt_len=1, mem_len=3, attn_len=9)

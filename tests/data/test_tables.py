@@ -145,9 +145,9 @@ def test_a_column_that_is_none_is_refused(tmp_path: Path) -> None:
     two = pyarrow.table({"a": TEXTS, "b": TEXTS, "n": range(60)})
     for name in ("a.parquet", "file/a.arrow", "stream/a.arrow"):
         file = written(name, tmp_path, two)
-        with pytest.raises(Mistake, match=r'a column of texts "text", or only one; its columns are a, b, n\. Name'):
+        with pytest.raises(Mistake, match=r'a column of texts "text", or only one; .* a \(string\), b .*, n .*\. Name'):
             opened(file)
-        with pytest.raises(Mistake, match=r'must have a column of texts "n"; its columns are a, b, n'):
+        with pytest.raises(Mistake, match=r'must have a column of texts "n"; its columns are .*, n \(int64\)'):
             opened(file, "n")
     with pytest.raises(Mistake, match=r"a\.csv cannot be read as a table: .*none"):
         opened(written("a.csv", tmp_path, two), "none")

@@ -134,6 +134,12 @@ def test_compress(tmp_path, monkeypatch, capsys):
     subprocess.run([*example, "small", "again", "--restore"], check=True, capture_output=True)
     assert Path("again").read_bytes() == few
     Path("small").write_bytes(Path("small").read_bytes()[:-8] + bytes(8))
+    Path("nothing").write_bytes(b"")
+    subprocess.run([*example, "nothing", "smallest"], check=True, capture_output=True)
+    subprocess.run([*example, "smallest", "nothing", "--restore"], check=True, capture_output=True)
+    assert Path("nothing").read_bytes() == b""
+    other = subprocess.run([*example, "text.txt", "other", "--restore"], capture_output=True, text=True)
+    assert other.returncode and "SOURCE must be a file that this program has compressed" in other.stderr
     damaged = subprocess.run([*example, "small", "other", "--restore"], capture_output=True, text=True)
     assert damaged.returncode and "another one than was compressed" in damaged.stderr and not Path("other").exists()
 
@@ -154,6 +160,14 @@ def test_log_stream_of_standard_input(tmp_path):
     output = printed("log_stream.py", tmp_path, "- --steps 60 --train-lines 500", "".join([*lines, "PANIC: zzzz!\n"]))
     assert "bits per byte: PANIC: zzzz!" in output
     assert "After 201 lines" in output and "planted" not in output
+
+
+def test_a_short_log_is_refused_before_a_model_is_trained(tmp_path):
+    (tmp_path / "log").write_text("one line\n")
+    for options in ("", "--train-lines=0"):
+        line = [sys.executable, "examples/log_stream.py", str(tmp_path / "log"), *options.split()]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 1 and done.stderr.startswith("LOG must have more than --train-lines")
 
 
 def test_fine_tune(tmp_path):
@@ -203,6 +217,7 @@ def test_the_grid_of_a_chorale_is_its_notes(monkeypatch):
         lines = [part.stripTies().flatten().notes for part in of.parts]
         return [[(float(n.offset), float(n.quarterLength), n.pitch.midi) for n in line] for line in lines]
 
+    assert [len(part.notesAndRests) for part in music.notation([5, 6, 7, 0]).parts] == [0] * 4
     upbeat = score.parts[0].getElementsByClass("Measure")[0].paddingLeft
     assert notes(again) == [[(at + upbeat, *rest) for at, *rest in line] for line in notes(score)]
 

@@ -245,3 +245,17 @@ def test_shifts_that_do_not_fit_are_refused() -> None:
     for call in ((x, 2, 1), (x, 0, 1)):
         with pytest.raises(Mistake, match="in_chunks must have size"):
             attention.in_chunks(*call)
+    with pytest.raises(Mistake, match=r"end must be a number for each of 2 rows, got \[1\]"):
+        small().in_chunks(x, 2, 1, end=torch.tensor([1]))
+    with pytest.raises(Mistake, match=r"d_model must be even, .* got 15"):
+        BidirectionalAttention(15, 3, 5)
+
+
+@pytest.mark.parametrize("shift", ["relative", "none", "legacy"])
+def test_nothing_attends_to_nothing(shift: str) -> None:
+    attention, x = small(shift=shift), torch.randn(2, 0, WIDTH, dtype=torch.float64)
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            assert attention(x).shape == x.shape
+    if shift != "legacy":
+        assert attention.in_chunks(x, 3, 1).shape == x.shape

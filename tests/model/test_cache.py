@@ -17,11 +17,13 @@ from transformer_xl.config.settings import Lengths
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.inference import KVCache
 from transformer_xl.model.modules import ROWS, RowLinear
+from transformer_xl.model.step import VectorStep
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops.masks import next_multiple
 from transformer_xl.runtime.device import PRECISIONS, autocast
 
 KINDS: dict[str, dict[str, Any]] = {**VARIANTS, **BASELINES, "attended zeros": {"zero_memory": True, "pre_lnorm": True}}
+RECURRENT = [{"kind": kind, "n_head": 10, "d_head": 50, "init_std": 0.02} for kind in ("lstm", "qrnn")]
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
@@ -82,6 +84,28 @@ def test_a_memory_can_become_a_cache(kind: dict) -> None:
     memory = read(model, text(2, 9), call).memory
     out, _ = step(model, text(2, 4, seed=1), model.cached(memory, call), call)
     torch.testing.assert_close(out, step(model, text(2, 4, seed=1), memory, call)[0])
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), {"share_position_projection": True}, *RECURRENT], ids=str)
+def test_a_call_without_tokens_changes_nothing(kind: dict) -> None:
+    model, call, none, ids = small_model(**kind), lengths(6, tgt_len=4), text(2, 0), text(2, 4)
+    model(none, none, None, call)[0].sum().backward()
+    memory = read(model, text(2, 9), call).memory
+    for state in (None, memory, model.empty_cache(2, call), model.cached(memory, call)):
+        expected, _ = step(model, ids, state.fork() if isinstance(state, KVCache) else state, call)
+        out, after = step(model, none, state, call)
+        assert out.shape == (2, 0, 14)
+        torch.testing.assert_close(step(model, ids, after, call)[0], expected)
+
+
+def test_more_zeros_than_the_cache_has_are_refused() -> None:
+    """They are attended to, so a cache without them has other numbers."""
+    model = small_model(zero_memory=True)
+    told = r"mem_len must be at most 3 with zero_memory, .* got 5\. Make one"
+    with pytest.raises(Mistake, match=told):
+        step(model, text(1, 2), empty(model, 1, lengths(3)), lengths(5))
+    with pytest.raises(Mistake, match=told):
+        VectorStep(model.backbone, empty(model, 1, lengths(3)), lengths(5))
 
 
 def test_nothing_grows_after_the_window_is_full() -> None:

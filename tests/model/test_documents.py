@@ -130,9 +130,9 @@ def test_what_knows_no_boundaries_refuses_them() -> None:
     for settings in ({"zero_memory": True}, {"kind": "vaswani"}, {"kind": "al-rfou", "positions": 9}):
         with pytest.raises(WrongSettings, match="document_end cannot be given with zero_memory, nor with"):
             TransformerXLConfig(vocab_size=9, document_end=0, **settings)
-    backbone, lengths = small_backbone(zero_memory=True), Lengths(tgt_len=7, mem_len=11)
-    with pytest.raises(Mistake, match="begins must be left out with zero_memory"):
-        backbone(vectors(1, 3), None, lengths, torch.ones(1, 3, dtype=torch.bool))
+        backbone, lengths = small_model(**settings).backbone, Lengths(tgt_len=7, mem_len=11)
+        with pytest.raises(Mistake, match="begins must be left out with zero_memory"):
+            backbone(vectors(1, 3), None, lengths, torch.ones(1, 3, dtype=torch.bool))
 
 
 def test_an_agent_step_equals_a_segment_of_steps() -> None:

@@ -118,13 +118,6 @@ def test_a_memory_without_its_tokens_is_refused() -> None:
     read(model, text(2, 3, seed=1), call, memory=none.with_tokens(torch.full((2, 3), -1)))
 
 
-def test_a_call_without_tokens_changes_nothing() -> None:
-    model = small_model(**NGRAMS, matches=(1, 2))
-    memory = read(model, text(2, 9), lengths(5)).memory
-    found = read(model, text(2, 0), lengths(5), memory=memory)
-    assert found.hidden.shape == (2, 0, 14) and torch.equal(found.memory.tokens, memory.tokens)
-
-
 def trainer(**changes: object) -> Trainer:
     config = TrainConfig(tgt_len=5, mem_len=5, batch_size=2, lr=0.01, device="cpu", precision="fp32", backend="strided")
     model = small_model(train=True, **NGRAMS)

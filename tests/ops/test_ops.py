@@ -383,6 +383,21 @@ def test_dropout_draws_elements_independently_at_its_rate(p: float, dtype: torch
     assert x.grad is not None and torch.equal(x.grad, out)
 
 
+def test_dropout_of_nearly_all_keeps_nearly_none() -> None:
+    """The share of what is kept is rounded to a step of 1 / 65,536, which must not become that of all."""
+    assert (dropout(torch.ones(1 << 16), 1 - 1e-6) != 0).sum() < 20
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@each_backend
+def test_a_call_of_no_queries_has_no_results(backend: str, causal: bool) -> None:
+    for shape in ((2, 3, 0, 8), (0, 3, 4, 8)):
+        q = torch.randn(shape, requires_grad=True)
+        r, bias = torch.randn(3, 2 * shape[2], 8), torch.randn(3, 8)
+        relative_attention(q, q, q, r, bias, bias, causal=causal, backend=backend).sum().backward()
+        assert q.grad is not None and q.grad.shape == shape
+
+
 def test_dropout_keeps_one_byte_per_element_for_backward() -> None:
     x, kept = torch.randn(37, 101, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(

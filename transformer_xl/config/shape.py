@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Literal
 
 from .problems import Checked, Problem, out_of_bounds
@@ -123,7 +124,7 @@ class TransformerXLConfig(Checked):
         yield from out_of_bounds(self, "layer_norm_epsilon", above=0)
         yield from out_of_bounds(self, "ngram_rows", least=1, most=1 << 31)
         yield from out_of_bounds(self, "ngram_width", least=1, most=1 << 24)
-        yield from out_of_bounds(self, "document_end", least=0)
+        yield from out_of_bounds(self, "document_end", least=0, below=self.vocab_size or inf)
         yield from out_of_bounds(self, "match_window", least=1, most=1 << 24)
         yield from out_of_bounds(self, "gate_bias", least=-100, most=100)
         for name in ("ngrams", "matches"):
@@ -147,7 +148,7 @@ class TransformerXLConfig(Checked):
         if any(a >= b for a, b in pairwise(edges)):
             yield Problem(("cutoffs",), f"{{}} must increase from above 0, got {list(self.cutoffs)}.")
         elif self.cutoffs and self.vocab_size and self.cutoffs[-1] >= self.vocab_size:
-            sentence = f"{{}} must be below {{}} = {self.vocab_size}, got {list(self.cutoffs)}."
+            sentence = f"{{}} must be below {{}} = {self.vocab_size}, got {list(self.cutoffs)}. Lower them."
             yield Problem(("cutoffs", "vocab_size"), sentence)
         if not self.cutoffs and self.div_val > 1:
             sentence = f"{{}} must be 1 without {{}}, got {self.div_val}. Give cutoffs, or leave it out."

@@ -75,8 +75,9 @@ def _column_of(file: Path, schema: Any, column: str) -> str:
     name = column or ("text" if "text" in texts else texts[0] if len(texts) == 1 else "")
     if name not in texts:
         asked = f'a column of texts "{name}"' if column else 'a column of texts "text", or only one'
-        found = ", ".join(map(printable, schema.names[:20]))
-        raise Mistake(f"{file} must have {asked}; its columns are {found}. Name one by --corpus.column.")
+        found = ", ".join(f"{printable(each.name)} ({each.type})" for each in list(schema)[:20])
+        one = " Name one by --corpus.column." if texts else " Write the texts into one."
+        raise Mistake(f"{file} must have {asked}; its columns are {found}.{one}")
     return name
 
 

@@ -209,13 +209,13 @@ def _no_text(file: Path, unit: Unit) -> str:
         return "a link to a folder" if file.is_symlink() else _kind_of_output(file)
     if not file.is_file():
         return "not a file"
+    if file.name in _SAVED or (file.suffix == ".arrow" and file.name.startswith("cache-")):
+        return "beside the data of a dataset"
     if unit == "id":
         pickled = file.suffix in (".pkl", ".pickle")
         about = file.suffix == ".json" and (file.name == "meta.json" or file.with_suffix(".bin").is_file())
         no_ids = "a pickle, which stays closed" if pickled else "the type of ids" if about else "no ids"
         return "" if file.suffix in SUFFIXES and not about else no_ids
-    if file.name in _SAVED or (file.suffix == ".arrow" and file.name.startswith("cache-")):
-        return "beside the data of a dataset"
     if is_table(file):
         return ""
     with read_errors(file), open_file(file) as opened:

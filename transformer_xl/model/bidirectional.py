@@ -68,6 +68,8 @@ class BidirectionalAttention(nn.Module):
             raise Mistake(f"shift must be relative, none or legacy, got {shift!r}.")
         if shift != "relative" and backend != "auto":
             raise Mistake(f"backend must be auto with shift = {shift}, which has one way to compute, got {backend!r}.")
+        if d_model % 2 and encode in (sines_then_cosines, interleaved_sinusoids):
+            raise Mistake(f"d_model must be even, because half of an encoding is sines, got {d_model}.")
         self.shift: Shift = shift
         self.n_head: int = n_head
         self.dropatt: float = dropatt
@@ -101,13 +103,15 @@ class BidirectionalAttention(nn.Module):
         """
         if self.shift != "none" and not (isinstance(start, int) and start == 0):
             raise Mistake(f"start must be left out with shift = {self.shift}.")
+        if not x.shape[1]:
+            return x
         rows = x if past is None else torch.cat([past, x], dim=1)
         k, v = self.key_value(rows).chunk(2, dim=-1)
         q, k, v = (self._heads(each) for each in (self.query(x), k, v))
         span = k.shape[2] + q.shape[2] - 1
         if self.shift == "relative":
             attended = relative_attention(
-                *(q, k, v, self._encoded(k.shape[2] - 1 - torch.arange(max(span, 0), device=x.device), x)),
+                *(q, k, v, self._encoded(k.shape[2] - 1 - torch.arange(span, device=x.device), x)),
                 *(self.content_bias, self.position_bias),
                 causal=False,
                 attn_len=attn_len,
@@ -148,6 +152,10 @@ class BidirectionalAttention(nn.Module):
         if self.shift == "legacy" or size < 1 or before < 0:
             got = f"size = {size}, before = {before}, shift = {self.shift}"
             raise Mistake(f"in_chunks must have size >= 1, before >= 0 and another shift than legacy, got {got}.")
+        if end is not None and end.shape != x.shape[:1]:
+            raise Mistake(f"end must be a number for each of {len(x)} rows, got {list(end.shape)}.")
+        if not x.shape[1]:
+            return x
         (rows, length, width), count = x.shape, -(-x.shape[1] // size)
         window = (before + 1) * size
         padded = F.pad(x, (0, 0, before * size, count * size - length))

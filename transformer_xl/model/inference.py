@@ -77,7 +77,12 @@ class KVCache:
         return cls(buffers, lengths, memory.length, memory.valid, ground, tokens=memory.tokens)
 
     def grow_to(self, mem_len: int) -> KVCache:
-        """The cache itself, which already has the zeros of its `Lengths`."""
+        """The cache itself, which already has the zeros of its `Lengths`; more are refused."""
+        if self.ground is not None and mem_len > self.length:
+            raise Mistake(
+                f"mem_len must be at most {self.length} with zero_memory, as the KVCache was made for, got {mem_len}. "
+                "Make one for these lengths by `empty_cache`."
+            )
         return self
 
     def begin(self, tokens: int, lengths: Lengths) -> int:

@@ -80,6 +80,7 @@ class NgramEmbedding(nn.Module):
     def rows_of(self, tokens: Int[Tensor, "B L"], count: int) -> Int[Tensor, "B T N"]:
         """Table rows for the last T = `count` tokens: for each token one of each n-gram, then one of each match."""
         config, needed = self.config, count + self.reach
+        # Codes are ids + 1, because 0 is no token. Zeros come first where there are fewer than `needed`.
         codes = F.pad(tokens[:, -needed:] + 1, (max(needed - tokens.shape[1], 0), 0))
         documents = None if config.document_end is None else (codes == config.document_end + 1).cumsum(1)
         keys = _hashes(codes, documents, (*config.ngrams, *config.matches))
@@ -110,7 +111,11 @@ def joined_tokens(ids: Ids, memory: Memory | KVCache) -> Int[Tensor, "B L"]:
 def _hashes(
     codes: Int[Tensor, "B L"], documents: Int[Tensor, "B L"] | None, lengths: Iterable[int]
 ) -> dict[int, Int[Tensor, "B _"]]:
-    """For each n in `lengths` the hash of the last n codes of a document, at each position but the first n - 1."""
+    """For each n in `lengths` the hash of the last n codes of a document, at each position but the first n - 1.
+
+    With p the largest power of two below n, hash(n codes) = hash(the newer p) + BASE^p hash(the older n - p): a few
+    products serve all lengths, and column j of `known[n]` is the n-gram that ends at position j + n - 1.
+    """
     known = {1: _remainder(codes * BASE)}
 
     def hash_of(n: int) -> Int[Tensor, "B _"]:
@@ -153,6 +158,7 @@ def _followers(
         last = positions.where(same, -1).amax(-1)
         found = (last >= 0) & (positions[-count:] - last <= window)
     else:
+        # Sorted by (n-gram, position), the entry before an n-gram's own is its last earlier occurrence, if it has one.
         bits = keys.shape[1].bit_length()
         marked = keys << bits | positions
         ordered, own = _sorted_rows(marked), marked[:, -count:].contiguous()

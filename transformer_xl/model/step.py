@@ -119,7 +119,7 @@ class VectorStep:
                 begins with padding.
         """
         _check_start(backbone, past)
-        cache = past if isinstance(past, KVCache) else backbone.cached(past, lengths)
+        cache = past.grow_to(lengths.mem_len) if isinstance(past, KVCache) else backbone.cached(past, lengths)
         assert isinstance(cache, KVCache), "a packaged backbone has a cache"
         self.backbone: TransformerXLBackbone = backbone
         self.head: Run | None = head

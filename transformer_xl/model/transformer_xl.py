@@ -137,10 +137,15 @@ class TransformerXLBackbone(nn.Module):
         state: Any = self.empty_memory(x.shape[0], lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
         state = state.grow_to(lengths.mem_len) if self.config.zero_memory else state
+        if begins is not None and (self.config.zero_memory or self.config.base_kind in ("vaswani", "al-rfou")):
+            raise Mistake(
+                "begins must be left out with zero_memory, whose zeros come before a row, and for vaswani and al-rfou, "
+                f"whose positions count from its start; got kind = {self.config.kind}."
+            )
+        if not x.shape[1]:
+            return [x] * len(self.layers), self.remember(state, [x] * len(self.layers), lengths)
         x = self.dropout(x)
-        if begins is not None and self.config.zero_memory:
-            raise Mistake("begins must be left out with zero_memory, whose zeros would come before each document.")
-        first = first_keys(state.length, state.valid, begins if x.shape[1] else None)
+        first = first_keys(state.length, state.valid, begins)
         pasts, positions = self.context(state, x, lengths)
         recompute = self.recompute and torch.is_grad_enabled()
         inputs, outputs = [], []

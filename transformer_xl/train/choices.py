@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
+from ..config.problems import WrongSettings
 from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
@@ -40,7 +41,12 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
             "train.cuda_graph needs a CUDA device, model.kind = transformer-xl and no model.cutoffs, whose softmax "
             "waits for the device. Leave it out."
         )
-    return replace(config, model=replace(config.model, vocab_size=size, document_end=end), train=train)
+    try:
+        model = replace(config.model, vocab_size=size, document_end=end)
+    except WrongSettings as error:
+        name = f"vocab_size is the size of the vocabulary of {config.corpus.name}"
+        raise Mistake("\n".join(f"{each.named('model.{}')} ({name}.)" for each in error.problems)) from error
+    return replace(config, model=model, train=train)
 
 
 def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:
@@ -69,7 +75,9 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
         queries=config.tgt_len,
         compiled=config.compile,
     )
-    if why_not:
+    if model.base_kind not in ("transformer-xl", "shaw"):
+        backend, why_backend = "auto", f"kind = {model.kind} has no relative attention"
+    elif why_not:
         why_backend = f"native cannot serve: {why_not}; {why_backend}"
     reasons = {"cuda": "the first CUDA device", "mps": "Apple's GPU"}
     found = reasons.get(device.type, "no CUDA device was found")

@@ -237,7 +237,12 @@ class _Loop:
         while trainer.step < trainer.config.max_steps and not stopping:
             if getattr(self.printer.stream, "reader_left", False):
                 received.append("closed pipe")
-            result = trainer.advance(received)
+            try:
+                result = trainer.advance(received)
+            except RuntimeError as error:
+                if received and trainer.config.compile:  # a signal to the whole group has ended the compiler, too
+                    raise KeyboardInterrupt from error
+                raise
             if self.replan is not None:
                 trainer.config = self.replan(trainer)
                 self.config = replace(self.config, train=trainer.config, model=trainer.model.config)

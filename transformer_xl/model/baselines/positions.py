@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ...config.settings import Lengths, TransformerXLConfig
@@ -67,10 +67,12 @@ class Absolute(TransformerXLBackbone):
 class Vaswani(Absolute):
     """Adds sinusoids to the embeddings."""
 
-    def forward(self, x: Vectors, memory: State | None, lengths: Lengths) -> tuple[list[Vectors], State]:
+    def forward(
+        self, x: Vectors, memory: State | None, lengths: Lengths, begins: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[list[Vectors], State]:
         table = sinusoids(x.shape[1], x.shape[2], device=x.device, dtype=x.dtype).flip(0)
         x = _add_positions(table, x, None if memory is None else memory.valid)
-        return super().forward(x, memory, lengths)
+        return super().forward(x, memory, lengths, begins)
 
 
 class AlRfou(Absolute):

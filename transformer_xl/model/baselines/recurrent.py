@@ -167,7 +167,9 @@ def _read(
 ) -> tuple[Float[Tensor, "B T O"], States]:
     """A layer's output and states, with zeros before each vector that `begins`. `weight_drop` draws a mask for each
     piece between two beginnings in any row."""
-    if begins is None or not x.shape[1]:
+    if not x.shape[1]:
+        return x.new_zeros(len(x), 0, layer.state_widths[0]), states
+    if begins is None:
         return layer(x, states)
     found = []
     cuts = [0, *(1 + begins[:, 1:].any(0).nonzero()[:, 0]).tolist(), x.shape[1]]
