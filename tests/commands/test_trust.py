@@ -263,7 +263,7 @@ def test_a_start_is_logged_before_the_notes_about_its_text(run):
 
 
 def test_beginning_again_never_removes_a_run_that_saved_in_the_meantime(run):
-    with pytest.raises(FileExistsError, match="Go on with it by --resume"):
+    with pytest.raises(FileExistsError, match="Go on with it by txl train --resume"):
         Run(run).refuse(afresh=True)
 
 

@@ -226,6 +226,11 @@ def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
     assert told in streams.err and ", auto; " in streams.out
 
 
+def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
+    assert main(words("report run nowhere")) == 2
+    assert capsys.readouterr().err.startswith("txl: nowhere is not a run")
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -233,11 +238,17 @@ def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
         ("train text-words --data text.txt --out x --train.backend triton --train.device cpu", "got triton: "),
         ("train lm1b-small --data text.txt --out x", "model.cutoffs must be below model.vocab_size = "),
         ("train text-small --data one.jsonl --out x", "one.jsonl has too few documents for the valid split"),
-        ("train text-words --data text.txt --out none", "none exists. Go on with it by --resume auto, which starts"),
+        ("train text-words --data text.txt --out none", "none exists. Go on with it by txl train --resume auto, which"),
         ("train --resume --out none", "Start again by --resume auto, with RECIPE or --data."),
         ("generate run --stop= --top-k -1", "--top-k must be at least 0, got -1"),
         ("generate run --stop=", "--stop must be texts that are not empty"),
         ("score run none", "none is a folder. Name one of its files."),
+        ("score run /dev/null", "/dev/null must be a file, and is a folder, a pipe or a device. Save"),
+        ("train text-small --data /dev/null --out x", "/dev/null must be a file, and is a folder, a pipe or"),
+        ("train --data /dev/null --out x", "/dev/null must be a file, and is a folder, a pipe or a device."),
+        ("generate run --prompt @", "There is no file ''. Give a text file"),
+        (f"generate run --from-test 5 --at {'9' * 5000}", "--at must be a position, from 0, or random"),
+        ("--help extra", "env, got 'extra'."),
         ("report run --device foo", "device must be auto, cpu, mps, cuda or cuda:N, got 'foo'"),
         ("train --resume --out run --train.max-steps 3", "train.max_steps must be at least 4, the step that run has"),
     ],

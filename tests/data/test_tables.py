@@ -133,6 +133,8 @@ def test_a_dataset_on_disk_has_its_splits(tmp_path: Path) -> None:
         sum(len(text.encode()) for text in texts) for texts in (TEXTS, TEXTS[:30])
     ]
     assert any("beside the data of a dataset" in note for note in corpus.notes)
+    with pytest.raises(Mistake, match=r"-00001\.arrow \(no ids\), .*_info\.json \(beside the data of a dataset\)"):
+        open_corpus(CorpusConfig(name=str(tmp_path / "data/validation"), unit="id"))
 
 
 def test_rows_without_a_text_are_left_out(tmp_path: Path) -> None:

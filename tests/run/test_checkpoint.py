@@ -57,8 +57,9 @@ def model() -> TransformerXL:
     return TransformerXL(SHAPE)
 
 
-def save(run, model, step, **options):
-    return save_checkpoint(Run(run).checkpoint(step), model=model, vocab=VOCAB, config=CONFIG, step=step, **options)
+def save(run, model, step, config=None, **options):
+    path = Run(run).checkpoint(step)
+    return save_checkpoint(path, model=model, vocab=VOCAB, config=config or CONFIG, step=step, **options)
 
 
 def altered(folder):
@@ -320,6 +321,18 @@ def test_a_run_is_loaded_from_its_best_checkpoint_and_resumed_from_its_last(tmp_
     assert load_training(tmp_path).step == 40
     save(tmp_path, model, 50, valid_loss=1.5)
     assert Run(tmp_path).best == Run(tmp_path).checkpoint(50), "of equal losses the later one"
+
+
+@pytest.mark.parametrize("section, changes", [("train", {"eval_tokens": 7}), ("eval", {"mem_len": 0})])
+def test_losses_of_another_validation_are_not_compared(tmp_path, model, section, changes):
+    """What is scored may change when a run goes on. Then an easier text must not make an older model the best."""
+    other = replace(CONFIG, **{section: replace(getattr(CONFIG, section), **changes)})
+    save(tmp_path, model, 10, valid_loss=1.5)
+    save(tmp_path, model, 20, other, valid_loss=2.5)
+    assert Run(tmp_path).best == Run(tmp_path).checkpoint(20)
+    split = replace(other, eval=replace(other.eval, split="train", max_tokens=9))
+    save(tmp_path, model, 30, split, valid_loss=2.75, keep=1)
+    assert Run(tmp_path).checkpoints() == [Run(tmp_path).checkpoint(20), Run(tmp_path).checkpoint(30)]
 
 
 def test_pruning_keeps_the_last_and_the_best(tmp_path, model):

@@ -33,8 +33,9 @@ from transformer_xl.model.baselines import build_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import BACKENDS
 from transformer_xl.run.checkpoint import load_config, load_training, load_weights
-from transformer_xl.run.folder import Run, valid_loss
+from transformer_xl.run.folder import Run
 from transformer_xl.run.metrics import Metrics
+from transformer_xl.run.parts import read_header
 from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import loop
@@ -366,7 +367,7 @@ def test_a_run_keeps_its_best_and_last_checkpoints_and_its_metrics(corpus, tmp_p
     assert [entry["step"] for entry in entries if entry["split"] == "train"] == [2, 4, 6, 8]
     valid = {entry["step"]: entry["loss"] for entry in entries if entry["split"] == "valid"}
     assert list(valid) == [4, 8]
-    assert valid_loss(Run(tmp_path).best) == min(valid.values())
+    assert read_header(Run(tmp_path).best / "config.json")["valid_loss"] == min(valid.values())
     with pytest.raises(FileExistsError, match="holds checkpoints"):
         run(corpus, tmp_path)
 
@@ -390,7 +391,7 @@ def test_averaged_weights_are_scored_and_saved(corpus, tmp_path):
     model, _ = run(corpus, tmp_path, **AVERAGED)
     losses = {e["split"]: e["loss"] for e in Metrics(tmp_path / "metrics.jsonl").entries() if e["step"] == 8}
     assert losses.keys() == {"train", "valid", "valid-average"} and losses["valid"] != losses["valid-average"]
-    assert valid_loss(Run(tmp_path).latest) == losses["valid-average"]
+    assert read_header(Run(tmp_path).latest / "config.json")["valid_loss"] == losses["valid-average"]
     saved, first = (start()[0] for _ in range(2))
     load_weights(saved, Run(tmp_path).latest)
     assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters(), strict=True))
@@ -534,7 +535,7 @@ def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, cap
     assert set(facts["corpus"]) == {"train", "valid", "test"}
     assert load_recipe("run/config.toml") == resolve_settings(config, corpus)
     assert main(["train", "--out", "run", "text-small", "--data", "text.txt", *sizes.split()]) == 2
-    assert "run exists. Go on with it by --resume" in capsys.readouterr().err
+    assert "run exists. Go on with it by txl train --resume" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", "run", "--train.max-steps", "4"]) == 0
     assert "Resumed from step 2 of 4" in capsys.readouterr().out
     assert main(["report", "run"]) == 0 and Path("run/report.html").is_file()

@@ -78,7 +78,7 @@ class Generate:
             problems.append("--from-test takes the prompt from the test set, so give it or a prompt, not both.")
         if self.from_test is None and (self.reference or self.at != "0"):
             problems.append("--at and --reference are for --from-test. Give it too, or leave them out.")
-        if self.at != "random" and not self.at.isdecimal():
+        if self.at != "random" and not (self.at.isdecimal() and len(self.at) < 18):
             problems.append(f"--at must be a position, from 0, or random, got {self.at!r}.")
         how = partial(Sampling, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         sampling = problems.attempt(partial(how, seed=self.seed, stop=self.stop), OPTION)

@@ -32,11 +32,14 @@ class Report:
             raise Mistake("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
         to = self.out and writable(self.out, "--out")
         from ..report.figures import complete_figures
+        from ..report.record import read_run
         from ..runtime.device import resolve_device
 
         resolve_device(self.device)
         from ..report.page import write_page
 
+        for run in self.runs:
+            read_run(run, run.name)  # refuses what is none, before the model of another one runs
         for run in self.runs if self.model else ():
             try:  # if the text is missing, the page has the other parts
                 if (run / "checkpoints").is_dir():

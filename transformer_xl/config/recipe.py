@@ -167,7 +167,8 @@ def chosen_settings(recipe: str | None, overrides: Sequence[str], data: str | No
 
 def text_name(data: str) -> str:
     """The absolute path of a text, so a run's `config.toml` works in any folder. The name of a corpus is unchanged."""
-    return str(Path(data).resolve()) if data and Path(data).exists() else data
+    path = Path(data)
+    return str(path.resolve()) if data and (path.is_file() or path.is_dir()) else data
 
 
 def last_part(value: str) -> str:

@@ -17,6 +17,7 @@ import platformdirs
 
 from ..config.settings import CorpusConfig
 from ..mistake import Mistake
+from ..runtime.files import plain_file
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
@@ -150,7 +151,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
     settings = [VERSION, unit, newlines, config.min_count, config.reset_documents]
     settings += [config.bpe_size] if unit == "bpe" else []
     settings += [config.column] if config.column else []
-    path, notes = path.resolve(), []
+    path, notes = (path if path.is_dir() else plain_file(path)).resolve(), []
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole=whole, column=config.column)
         if config.column and begins and not texts.documents:

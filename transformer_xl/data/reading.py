@@ -213,10 +213,10 @@ def read_text(file: str) -> bytes:
     """The bytes of a file, or of standard input for "-"."""
     if file == "-":
         return sys.stdin.buffer.read()
-    if Path(file).is_dir():
+    if file and Path(file).is_dir():
         raise Mistake(f"{file} is a folder. Name one of its files.")
-    if not Path(file).is_file():
-        raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
+    if not file or not plain_file(Path(file)).exists():
+        raise FileNotFoundError(f"There is no file {file or repr(file)}. Give a text file, or - for standard input.")
     return read_file(Path(file))
 
 

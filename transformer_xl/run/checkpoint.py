@@ -156,7 +156,8 @@ def _refuse_absurd(config: RunConfig, folder: Path) -> None:
     """Refuse settings that need more than the file of weights holds, or this machine has, before memory is taken."""
     model, size = config.model, (folder / "model.safetensors").stat().st_size
     needed = size + 1
-    if max(model.n_layer, model.vocab_size, model.positions) <= size:  # to build many layers takes time
+    layers = model.n_layer * min(model.d_model, model.d_inner)  # less than they hold: to build many takes time
+    if max(layers, model.vocab_size, model.positions) <= size:
         with torch.device("meta"):
             needed = sum(value.numel() for value in weights(build_model(model)).values())
     if needed > size:

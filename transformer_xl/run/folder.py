@@ -98,22 +98,24 @@ class Run:
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint with the lowest known validation loss, or None. The later one wins a tie.
+        """The checkpoint with the lowest known validation loss, or None. The later one wins a tie. Losses that were not
+        measured as the last one, because settings changed when the run went on, are not compared with it.
 
         Raises:
             ValueError, FileNotFoundError: a checkpoint is damaged and could be the best.
         """
-        return self._lowest(valid_loss)
+        return self._lowest(_header_of)
 
-    def _lowest(self, loss_of: Callable[[Path], float | None]) -> Path | None:
-        losses = [(loss_of(path), path) for path in reversed(self.checkpoints())]
-        known = [(loss, path) for loss, path in losses if loss is not None]
-        return min(known, key=lambda entry: entry[0])[1] if known else None
+    def _lowest(self, header_of: Callable[[Path], dict[str, Any]]) -> Path | None:
+        headers = [(header_of(path), path) for path in reversed(self.checkpoints())]
+        known = [(header, path) for header, path in headers if isinstance(header.get("valid_loss"), int | float)]
+        alike = [(header, path) for header, path in known if _validation(header) == _validation(known[0][0])]
+        return min(alike, key=lambda entry: entry[0]["valid_loss"])[1] if alike else None
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the last `keep` and the best."""
         assert keep >= 1, f"prune must keep at least one checkpoint, got keep={keep}"
-        kept = {*self.checkpoints()[-keep:], self._lowest(_loss_if_sound)}  # a damaged checkpoint must not stop a run
+        kept = {*self.checkpoints()[-keep:], self._lowest(_header_if_sound)}  # a damaged checkpoint must not stop a run
         for path in self.checkpoints():
             if path not in kept:
                 remove_folder(path)
@@ -226,20 +228,24 @@ class Run:
         may = resume or (afresh and began and last is None) or self.began_here()
         if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
             again = "--resume" if last is not None else "--resume auto, which starts what saved nothing again"
-            advice = f"Go on with it by {again}, or choose" if began else "Choose"
+            advice = f"Go on with it by txl train {again}, or choose" if began else "Choose"
             raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
 
 
-def valid_loss(folder: str | Path) -> float | None:
-    """The validation loss of a checkpoint, in nats per target; None if it was not measured."""
-    found = read_header(Path(folder) / "config.json").get("valid_loss")
-    return found if isinstance(found, int | float) else None
+def _header_of(folder: Path) -> dict[str, Any]:
+    return read_header(folder / "config.json")
 
 
-def _loss_if_sound(folder: Path) -> float | None:
+def _header_if_sound(folder: Path) -> dict[str, Any]:
     with suppress(ValueError, FileNotFoundError):
-        return valid_loss(folder)
-    return None
+        return _header_of(folder)
+    return {}
+
+
+def _validation(header: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a checkpoint's validation that may change when its run goes on."""
+    train, scored = (header[name] if isinstance(header.get(name), dict) else {} for name in ("train", "eval"))
+    return {**scored, "split": "valid", "max_tokens": train.get("eval_tokens")}
 
 
 def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -> Path:
