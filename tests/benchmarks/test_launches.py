@@ -49,6 +49,7 @@ def test_a_token_starts_eight_kernels_a_layer_all_in_graphs(changes: dict[str, o
     assert more.waits == 0 and more.kernels.total() - more.recorded <= 12
 
 
+@pytest.mark.outside
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_a_compiled_step_keeps_products_and_attention_and_joins_others() -> None:
     """In one graph forward and one backward."""

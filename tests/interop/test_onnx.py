@@ -62,7 +62,7 @@ def test_a_text_in_pieces_has_the_models_log_probabilities(kind, tmp_path):
     """Pieces of 1, of the longest length, and shorter ones after a full memory; of any number of rows."""
     shape, windows = KINDS[kind]
     lengths = replace(LENGTHS, **windows)
-    model = small_model(dtype=torch.float32, **shape)
+    model = small_model(dtype=torch.float32, **{"n_layer": 2} | shape)
     stream = onnx.Stream(model, lengths)
     stream.write_onnx(tmp_path / "model.onnx")
     graph, program = session(tmp_path / "model.onnx"), stream.program.module()
@@ -78,7 +78,7 @@ def test_a_text_in_pieces_has_the_models_log_probabilities(kind, tmp_path):
 
 
 def test_a_backbone_reads_vectors(tmp_path):
-    backbone = small_model(dtype=torch.float32).backbone
+    backbone = small_model(dtype=torch.float32, n_layer=2).backbone
     stream, memory = onnx.Stream(backbone, LENGTHS), None
     stream.write_onnx(tmp_path / "model.onnx")
     graph = session(tmp_path / "model.onnx")
@@ -144,7 +144,7 @@ def test_a_model_that_reads_a_context_again_is_refused(trained, tmp_path):
 
 @pytest.mark.parametrize(("tgt_len", "mem_len"), [(1, 3), (4, 4)])
 def test_short_lengths_are_exported(tgt_len, mem_len, tmp_path):
-    model, lengths = small_model(dtype=torch.float32).eval(), Lengths(tgt_len=tgt_len, mem_len=mem_len)
+    model, lengths = small_model(dtype=torch.float32, n_layer=1).eval(), Lengths(tgt_len=tgt_len, mem_len=mem_len)
     stream = onnx.Stream(model, lengths)
     stream.write_onnx(tmp_path / "model.onnx")
     ids, graph = text(2, tgt_len + 1), session(tmp_path / "model.onnx")
