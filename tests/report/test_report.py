@@ -190,6 +190,13 @@ def test_the_test_figure_is_measured_at_the_settings_lengths(tmp_path):
         assert read_run(make_run(tmp_path / entries[0]["loss"].hex(), entries), "mine").test_entry == asked
 
 
+@pytest.mark.parametrize("changed", [{"targets": 99}, {"mem_len": 0}])
+def test_validations_of_other_targets_or_lengths_are_not_compared(tmp_path, changed):
+    entries = [scored(10, 1.0), scored(20, 2.0, **changed), scored(30, 3.0, **changed), scored(40, 0.5, "test")]
+    best = read_run(make_run(tmp_path / "mine", entries), "mine").best_valid
+    assert best is not None and best["step"] == 20
+
+
 def test_several_runs_are_compared(tmp_path):
     runs = [make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run", lr=0.125), make_run(tmp_path / "c")]
     seen = page_of(*runs)

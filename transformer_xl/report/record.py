@@ -79,8 +79,10 @@ class Record:
 
     @property
     def best_valid(self) -> Entry | None:
+        """The validation with the lowest loss, of those over the targets and at the lengths of the last one."""
         known = [e for e in self.evaluations if e["split"] == "valid" and math.isfinite(number(e["loss"]))]
-        return min(known, key=lambda entry: number(entry.get("loss")), default=None)
+        alike = [e for e in known if all(e.get(name) == known[-1].get(name) for name in ("targets", *LENGTHS))]
+        return min(alike, key=lambda entry: number(entry["loss"]), default=None)
 
     def tokens(self, steps: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Targets trained on up to each of `steps`, from speeds and times."""
