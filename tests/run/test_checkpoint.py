@@ -327,12 +327,14 @@ def test_a_run_is_loaded_from_its_best_checkpoint_and_resumed_from_its_last(tmp_
 def test_losses_of_another_validation_are_not_compared(tmp_path, model, section, changes):
     """What is scored may change when a run goes on. Then an easier text must not make an older model the best."""
     other = replace(CONFIG, **{section: replace(getattr(CONFIG, section), **changes)})
-    save(tmp_path, model, 10, valid_loss=1.5)
+    for step, loss in ((5, 1.75), (10, 1.5)):
+        save(tmp_path, model, step, valid_loss=loss)
     save(tmp_path, model, 20, other, valid_loss=2.5)
     assert Run(tmp_path).best == Run(tmp_path).checkpoint(20)
     split = replace(other, eval=replace(other.eval, split="train", max_tokens=9))
     save(tmp_path, model, 30, split, valid_loss=2.75, keep=1)
-    assert Run(tmp_path).checkpoints() == [Run(tmp_path).checkpoint(20), Run(tmp_path).checkpoint(30)]
+    assert Run(tmp_path).checkpoints() == [Run(tmp_path).checkpoint(step) for step in (10, 20, 30)]
+    assert Run(tmp_path).best == Run(tmp_path).checkpoint(20)
 
 
 def test_pruning_keeps_the_last_and_the_best(tmp_path, model):

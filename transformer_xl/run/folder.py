@@ -104,18 +104,25 @@ class Run:
         Raises:
             ValueError, FileNotFoundError: a checkpoint is damaged and could be the best.
         """
-        return self._lowest(_header_of)
+        return next(iter(self._lowest(_header_of)), None)
 
-    def _lowest(self, header_of: Callable[[Path], dict[str, Any]]) -> Path | None:
-        headers = [(header_of(path), path) for path in reversed(self.checkpoints())]
-        known = [(header, path) for header, path in headers if isinstance(header.get("valid_loss"), int | float)]
-        alike = [(header, path) for header, path in known if _validation(header) == _validation(known[0][0])]
-        return min(alike, key=lambda entry: entry[0]["valid_loss"])[1] if alike else None
+    def _lowest(self, header_of: Callable[[Path], dict[str, Any]]) -> list[Path]:
+        """The checkpoint with the lowest loss of each way to measure it, that of the last one first."""
+        lowest: dict[str, tuple[float, Path]] = {}
+        for path in reversed(self.checkpoints()):
+            header = header_of(path)
+            loss, how = header.get("valid_loss"), _validation(header)
+            if isinstance(loss, int | float) and (how not in lowest or loss < lowest[how][0]):
+                lowest[how] = loss, path
+        return [path for _, path in lowest.values()]
 
     def prune(self, keep: int) -> None:
-        """Remove all checkpoints except the last `keep` and the best."""
+        """Remove all checkpoints except the last `keep` and the best one of each way to measure the loss."""
         assert keep >= 1, f"prune must keep at least one checkpoint, got keep={keep}"
-        kept = {*self.checkpoints()[-keep:], self._lowest(_header_if_sound)}  # a damaged checkpoint must not stop a run
+        kept = {
+            *self.checkpoints()[-keep:],
+            *self._lowest(_header_if_sound),
+        }  # a damaged one must not stop a run
         for path in self.checkpoints():
             if path not in kept:
                 remove_folder(path)
@@ -242,10 +249,10 @@ def _header_if_sound(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _validation(header: dict[str, Any]) -> dict[str, Any]:
+def _validation(header: dict[str, Any]) -> str:
     """The settings of a checkpoint's validation that may change when its run goes on."""
     train, scored = (header[name] if isinstance(header.get(name), dict) else {} for name in ("train", "eval"))
-    return {**scored, "split": "valid", "max_tokens": train.get("eval_tokens")}
+    return json.dumps({**scored, "split": "valid", "max_tokens": train.get("eval_tokens")}, sort_keys=True)
 
 
 def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -> Path:
