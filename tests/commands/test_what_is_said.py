@@ -238,6 +238,15 @@ def test_a_pipe_is_no_text_and_has_the_name_that_was_given(recipe, home, capsys)
         os.close(reader), os.close(writer)
 
 
+def test_a_chosen_recipe_reads_a_text_as_the_model_of_init_does(home, capsys):
+    line = "train text-words --data text.txt --out of-words --corpus.min-count 2 --train.device cpu"
+    assert main([*words(line), *TINY]) == 0
+    capsys.readouterr()
+    assert main([*words("train --init of-words --data text.txt --out more --no-report"), *TINY[-2:]]) == 0
+    told = capsys.readouterr().out
+    assert "is read as words" in told and "The model and its vocabulary are those of of-words." in told
+
+
 def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
     assert main(words("report run nowhere")) == 2
     assert capsys.readouterr().err.startswith("txl: nowhere is not a run")

@@ -205,6 +205,7 @@ class Spoiler:
         raise self.error
 
     def close(self) -> None:
+        self.closed = True
         raise self.error
 
 
@@ -212,10 +213,10 @@ def test_a_failing_tracker_does_not_affect_others_and_a_keyboard_interrupt_passe
     seen: list[Any] = []
     good = SimpleNamespace(log=seen.append, close=lambda: seen.append("closed"))
     warnings: list[str] = []
-    with Trackers({"bad": Spoiler(OSError("full")), "good": good}, warnings.append) as trackers:
+    with Trackers({"bad": (bad := Spoiler(OSError("full"))), "good": good}, warnings.append) as trackers:
         trackers.log({"step": 1})
         trackers.log({"step": 2})
-    assert seen == [{"step": 1}, {"step": 2}, "closed"]
+    assert bad.closed and seen == [{"step": 1}, {"step": 2}, "closed"]
     assert warnings == ["bad is switched off for the rest of this run because it failed: OSError: full"]
     with pytest.raises(KeyboardInterrupt):
         Trackers({"bad": Spoiler(KeyboardInterrupt())}).log({"step": 1, "sample": "text"})

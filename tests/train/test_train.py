@@ -187,9 +187,14 @@ def test_replan_can_end_training_and_is_saved(corpus, tmp_path):
         plan = replace(config.train, max_steps=most, log_every=3)
         assert fit(model, corpus, config, tmp_path / f"{most}", replan=lambda trainer, plan=plan: plan)
         assert [path.name for path in Run(tmp_path / f"{most}").checkpoints()] == [f"step_{most:08d}"]
-        assert load_config(Run(tmp_path / f"{most}").best).train == plan
+        assert load_config(Run(tmp_path / f"{most}").best).train == Run(tmp_path / f"{most}").settings().train == plan
         logged = [entry["step"] for entry in Metrics(tmp_path / f"{most}" / "metrics.jsonl").entries() if "lr" in entry]
         assert logged == [*range(3, most, 3), most]
+    model, config = start(eval_every=0, save_every=0)
+    late = lambda trainer: replace(config.train, max_steps=2 if trainer.step >= 3 else 8)  # noqa: E731
+    assert fit(model, corpus, config, tmp_path / "late", replan=late) and Run(tmp_path / "late").step == 3
+    with pytest.raises(Mistake, match="replan must leave batch_size, tgt_len as training began"):
+        fit(model, corpus, config, tmp_path / "b", replan=lambda _: replace(config.train, batch_size=2, tgt_len=4))
 
 
 def test_a_checkpoint_has_the_shape_of_its_model(corpus, tmp_path):

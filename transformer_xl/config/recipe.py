@@ -108,7 +108,7 @@ def load_recipe(
         )
     path = find_recipe(str(recipe))
     try:
-        tables = tomllib.loads(path.read_bytes().decode())
+        tables = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise Mistake(f"Recipe {recipe} is not valid TOML: {error}.") from error
     problems = Problems()

@@ -108,6 +108,12 @@ class Corpus:
             corpus._verify(name)
         return corpus
 
+    @classmethod
+    def _if_sound(cls, path: Path) -> Corpus | None:
+        with suppress(FileNotFoundError, ValueError):
+            return cls.open(path, verify=True)
+        return None
+
     def _verify(self, name: str) -> None:
         """Compare a split's ids with its header and the vocabulary. This is done once, because it reads all ids."""
         if name in self._verified:
@@ -213,12 +219,13 @@ class Corpus:
         if vocab is None and not set(counted) & texts.keys():
             needed = " or ".join(split for split in counted if split != WHOLE)
             raise Mistake(f"{name} must have a {needed} split to make a vocabulary from, got {', '.join(texts)} only.")
+        if reuse and (found := cls._if_sound(path)):
+            return found  # also where nothing may be written
         with explain_write_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with wait_for(path.with_name(f".{path.name}.lock"), f"making {path}"):
-                if reuse:
-                    with suppress(FileNotFoundError, ValueError):
-                        return cls.open(path, verify=True)
+                if reuse and (found := cls._if_sound(path)):
+                    return found
                 if path.exists() and not (path / "corpus.json").is_file() and (path.is_file() or any(path.iterdir())):
                     raise Mistake(
                         f"{path} holds something that is not a token store; name another folder, or empty it."

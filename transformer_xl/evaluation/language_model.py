@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch.nn.utils.rnn import pad_sequence
 
 from ..config.settings import Lengths
+from ..data.reading import text_of
 from ..mistake import Mistake
 from ..run.checkpoint import LoadedModel
 from ..runtime.device import autocast
@@ -101,7 +102,8 @@ class LanguageModel(LoadedModel):
         ends = np.array([] if self.vocab.line_end is None else [self.vocab.line_end], np.int64)
         _check_context(context, text)
         before = ends if context is None else context.last
-        rows = [np.concatenate([before, self.vocab.encode(each)]).astype(np.int64) for each in _listed(text)]
+        texts = [text_of(x, "text") if isinstance(x, bytes) and self.vocab.is_text else x for x in _listed(text)]
+        rows = [np.concatenate([before, self.vocab.encode(each)]).astype(np.int64) for each in texts]
         lengths = self._lengths(context)
         shared = [n for n, ids in enumerate(rows) if 1 < len(ids) <= lengths.tgt_len + 1 and self.model.takes_padding]
         shared = sorted(shared, key=lambda n: len(rows[n])) if context is None and lengths.mem_len else []

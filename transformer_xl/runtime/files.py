@@ -186,10 +186,11 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     The system releases the lock however the process ends. Raises `BlockingIOError` if another process holds it. Yields
     a check, which raises a `Mistake` if the lock was removed, so that another process may write here.
     """
-    made = make_folder(folder)
     lock = FileLock(folder.resolve() / LOCK, is_singleton=True)  # a process may lock a folder more than once
     try:
-        lock.acquire(timeout=0)
+        with explain_write_error(folder):
+            made = make_folder(folder)
+            lock.acquire(timeout=0)
     except Timeout:
         raise BlockingIOError(
             f"{folder} is in use by another process. Wait until that ends, or choose another folder."

@@ -40,6 +40,10 @@ from .step import Pace, Trainer
 from .trackers import Trackers
 from .writer import BackgroundWriter
 
+_FIXED = ("batch_size", "tgt_len", "context_len", "random_tgt_len", "passes", "short_share", "optimizer", "device")
+_FIXED += ("precision", "parallel", "compile", "cuda_graph", "recompute", "backend")
+"""Settings with which the loader, the optimizers and the model are made."""
+
 
 def fit(
     model: TransformerXL,
@@ -64,7 +68,8 @@ def fit(
         trackers: they get figures and samples, whichever `config` names; None: no trackers.
         ranks: the processes that train together, each with a `model` of equal weights; None: only this one.
         replan: called after each step; returns the settings of training for the rest of the run, and may change the
-            model's. Only for a single process that has to end at a given time.
+            model's. The segments, the optimizer and what computes stay. Only for a single process that has to end at
+            a given time.
         begun: how the run began, for its `environment.json` (`run.folder.BEGUN`).
 
     Returns:
@@ -109,8 +114,11 @@ def fit(
         received = stack.enter_context(_deferred_signals(ranks))
         # inside the line above, so signals are still deferred while it ends
         writer = stack.enter_context(BackgroundWriter(kept=ranks.first))
-        _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, printer, replan, check_lock).train(received)
+        loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, printer, replan, check_lock)
+        loop.train(received)
         writer.wait()
+        if replan is not None:
+            run.write_settings(loop.config)
         [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is written
     return trainer.step >= trainer.config.max_steps and not signals
 
@@ -175,6 +183,14 @@ def _settings_used(model: TransformerXL, config: TrainConfig, *, named: bool) ->
             attention.backend = backend
         if recomputes is not None:
             backbone.recompute = recomputes
+
+
+def _replanned(before: TrainConfig, config: TrainConfig) -> TrainConfig:
+    """What `replan` returned, in which some settings must be those that training began with."""
+    changed = [name for name in _FIXED if getattr(config, name) != getattr(before, name)]
+    if changed:
+        raise Mistake(f"replan must leave {', '.join(changed)} as training began, and has changed it.")
+    return config
 
 
 def _trainer(
@@ -244,12 +260,12 @@ class _Loop:
                     raise KeyboardInterrupt from error
                 raise
             if self.replan is not None:
-                trainer.config = self.replan(trainer)
+                trainer.config = _replanned(trainer.config, self.replan(trainer))
                 self.config = replace(self.config, train=trainer.config, model=trainer.model.config)
             settings = trainer.config
             self.writer.check()
             self.printer.advance(trainer.step)
-            stopping, last = result.signals > 0, trainer.step == settings.max_steps
+            stopping, last = result.signals > 0, trainer.step >= settings.max_steps
             if last or self._due(settings.log_every):
                 self._report()
             if self._due(settings.sample_every):

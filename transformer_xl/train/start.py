@@ -201,8 +201,6 @@ def train_and_save(
             f"{last.name} is saved: go on with --resume --out {quote(str(run.path))}." if last else "Nothing was saved."
         )
         raise
-    if replan is not None:
-        run.write_settings(load_config(find_checkpoint(run.path, which="last")))
     if finished:
         return 0
     if ranks.first:

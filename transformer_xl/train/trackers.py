@@ -12,7 +12,7 @@ import os
 import textwrap
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
@@ -40,9 +40,13 @@ class Trackers(AbstractContextManager["Trackers"]):
 
     def __init__(self, trackers: Mapping[str, Tracker] | None = None, warn: Callable[[str], None] = print):
         self._on = dict(trackers or {})
+        self._failed: list[Tracker] = []
         self._warn = warn
 
     def __exit__(self, *_: object) -> None:
+        for tracker in self._failed:
+            with suppress(Exception):
+                tracker.close()
         self._each(lambda tracker: tracker.close())
 
     def log(self, entry: Entry) -> None:
@@ -53,7 +57,7 @@ class Trackers(AbstractContextManager["Trackers"]):
             try:
                 call(tracker)
             except Exception as error:
-                del self._on[name]
+                self._failed.append(self._on.pop(name))
                 self._warn(_failure(name, error))
 
 
