@@ -14,7 +14,7 @@ a share (M + (T + 1) / 2) / (M + T) of the scores. The letters are defined in do
     weighted values           B H: T x S x K     unmasked           both
     output                    B T x H K x D                         both
     feed-forward              B T x D x F, B T x F x D              both
-    gates, two a layer        B T x D x gate_matrices D             both
+    gates, two a layer        B T x D x GATES[gate] D             both
     n-grams                   B T x tables ngram_width x D          both
     softmax                   B T x D x V; in bands: the head, and each tail for its own rows     both
 
@@ -32,6 +32,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from transformer_xl.config.settings import TransformerXLConfig
+
+GATES = {"none": 0, "input": 1, "output": 1, "highway": 1, "sigmoid-tanh": 2, "gru": 6}
+"""Number of matrices, d_model by d_model, in each of a layer's two gates."""
 
 
 class Product(NamedTuple):
@@ -104,7 +107,7 @@ def products(config: TransformerXLConfig, work: Work, *, training: bool) -> list
     found += _product("output", 1, rows, inside, width, layers, *both)
     found += _product("inner", 1, rows, width, config.d_inner, layers, *both)
     found += _product("outer", 1, rows, config.d_inner, width, layers, *both)
-    found += _product("gates", 1, rows, width, config.gate_matrices * width, 2 * layers, *both)
+    found += _product("gates", 1, rows, width, GATES[config.gate] * width, 2 * layers, *both)
     found += _product("n-grams", 1, rows, len(config.ngram_sizes) * config.ngram_width, width, 1, *both)
     found += _softmax(config, rows, work.tail_rows, both)
     return [product for product in found if product.flop]
@@ -154,7 +157,7 @@ def weights(config: TransformerXLConfig) -> int:
     """The number of weights in the matrices; norms, biases and tables of n-grams, of which a step uses a few rows, are
     left out."""
     inside = config.n_head * config.d_head
-    layer = config.d_model * (5 * inside + 2 * config.d_inner + 2 * config.gate_matrices * config.d_model)
+    layer = config.d_model * (5 * inside + 2 * config.d_inner + 2 * GATES[config.gate] * config.d_model)
     edges = (0, *config.cutoffs, config.vocab_size)
     projected = config.div_val > 1 or config.embed_width != config.d_model
     widths = [config.embed_width // config.div_val**band for band in range(len(edges) - 1)]

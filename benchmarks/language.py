@@ -147,7 +147,7 @@ def _print_case(part: str, options: Options, case: dict[str, Any]) -> None:
     notes = [
         f"{part}, {options.recipe}{' as a toy' if options.toy else ''}: {sizes}; a {unit}'s ms, "
         f"median of {options.repeats}; times as fast as {case['reference']}; "
-        f"{case['flop_per_token'] / 1e6:.1f} MFLOP a token",
+        f"{case['flop_per_token'] / 1e6:.1f} MFLOP a token"
     ]
     if not options.peers:
         notes.append("There are no peers. Give --peers the Python of an environment with transformers 4.37.2.")

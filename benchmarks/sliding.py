@@ -80,10 +80,7 @@ def _row(options: Options, precision: str, attn_len: int, folder: Path, pool: Po
     vanilla, windows = _windows(options, precision, attn_len, pool)
     ours, tgt_len = _segments(options, precision, attn_len, folder, pool)
     work = bound.Work(1, tgt_len, attn_len - 1, attn_len=attn_len)
-    lists = {
-        "vanilla's": vanilla_products(model, 1, attn_len),
-        "ours'": bound.products(model, work, training=False),
-    }
+    lists = {"vanilla's": vanilla_products(model, 1, attn_len), "ours'": bound.products(model, work, training=False)}
     runners = {"vanilla": vanilla, "ours": ours}
     for name, products in lists.items():
         listed = [tuple(product[1:]) for product in products]

@@ -199,7 +199,7 @@ def test_a_word_that_no_setting_knows_is_refused_in_python_too():
 
 
 def test_an_invalid_setting_is_not_compared_with_others():
-    assert str(Problem(("a", "b"), "{} is {x} for {}.")) == "a is {x} for b."
+    assert Problem(("a", "b"), "{} is {x} for {}.").named("{}") == "a is {x} for b."
     alone, other = Problem(("a",), "{} is wrong."), Problem(("b", "c"), "{} contradicts {}.")
     with pytest.raises(WrongSettings) as caught:
         refuse_settings([alone, Problem(("a",), "{} is odd."), Problem(("b", "a"), "{} contradicts {}."), other])

@@ -641,10 +641,7 @@ class TestPublished:
             unit="byte",
             files={"tiny": digest(self.TEXT)},
             downloads=(),
-            protocols={
-                "drop": _protocol(2, (8, 2), (3, 2), (4, 2)),
-                "keep": _protocol(4, (10, 3), (5, 3), (6, 3)),
-            },
+            protocols={"drop": _protocol(2, (8, 2), (3, 2), (4, 2)), "keep": _protocol(4, (10, 3), (5, 3), (6, 3))},
             cuts=(10, 15),
         )
         monkeypatch.setitem(DATASETS, "tiny", known)

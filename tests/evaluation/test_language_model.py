@@ -14,10 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import small_model
 
-from transformer_xl import (
-    LanguageModel,
-    TransformerXLConfig,
-)
+from transformer_xl import LanguageModel, TransformerXLConfig
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines

@@ -141,8 +141,8 @@ def test_unstated_settings_come_from_the_recipe_of_the_same_shape(tmp_path, monk
         train=TrainConfig(tgt_len=20, mem_len=20, lr=0.5),
         eval=EvalConfig(tgt_len=8, mem_len=40, attn_len=40, clamp_len=30, batch_size=4),
     )
-    monkeypatch.setattr(configure, "packaged_recipes", lambda: {"made-up": Path("x")})
-    monkeypatch.setattr(configure, "load_recipe", lambda name: recipe)
+    monkeypatch.setattr(configure.recipes, "packaged_recipes", lambda: {"made-up": Path("x")})
+    monkeypatch.setattr(configure.recipes, "load_recipe", lambda name: recipe)
     found = read_model(tmp_path, "original", vocab=WORDS)
     assert same(found.model, model) and found.config.model.dropout == 0.2
     assert (found.config.corpus, found.config.train, found.config.eval) == (recipe.corpus, recipe.train, recipe.eval)

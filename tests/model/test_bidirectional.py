@@ -97,9 +97,7 @@ def small(**options: Any) -> BidirectionalAttention:
 
 @settings(max_examples=examples(20), deadline=None)
 @given(
-    pieces=st.lists(st.integers(1, 5), min_size=1, max_size=5),
-    look_ahead=st.integers(0, 4),
-    attn_len=st.integers(1, 6),
+    pieces=st.lists(st.integers(1, 5), min_size=1, max_size=5), look_ahead=st.integers(0, 4), attn_len=st.integers(1, 6)
 )
 @torch.no_grad()
 def test_a_stream_with_look_ahead_equals_the_whole(pieces: list[int], look_ahead: int, attn_len: int) -> None:

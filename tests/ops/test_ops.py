@@ -19,14 +19,7 @@ from torch import Tensor
 from transformer_xl import ops
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.mistake import Mistake
-from transformer_xl.ops import (
-    choice,
-    chunked,
-    relative_attention,
-    resolve_backend,
-    strided,
-    testing,
-)
+from transformer_xl.ops import choice, chunked, relative_attention, resolve_backend, strided, testing
 from transformer_xl.ops.call import Call
 from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.testing import (

@@ -262,13 +262,7 @@ def test_other_settings_in_the_config_are_named(tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        {"n_layer": 9999},
-        {"d_inner": 999_999},
-        {"d_embed": 10**6},
-        {"ngrams": [2], "ngram_rows": 1 << 27},
-    ],
+    "sizes", [{"n_layer": 9999}, {"d_inner": 999_999}, {"d_embed": 10**6}, {"ngrams": [2], "ngram_rows": 1 << 27}]
 )
 def test_sizes_beyond_the_stored_weights_are_refused_before_memory_is_taken(tmp_path, model, sizes):
     path = altered(save(tmp_path, model, 3)) / "config.json"

@@ -6,16 +6,10 @@ import io
 
 import pytest
 
-from transformer_xl.runtime.terminal import ProgressPrinter, clock, report_progress, seconds_left
+from transformer_xl.runtime.terminal import ProgressPrinter, clock, report_progress
 
 TEXT = "loss 1.3863  1:01 left"
 LINE = f"step   50/1000  {TEXT}"
-
-
-def test_time_left_equals_a_hand_calculation():
-    assert seconds_left(50, 1000, 10.0) == 190
-    assert seconds_left(1000, 1000, 10.0) == 0
-    assert seconds_left(0, 1000, 10.0) is None
 
 
 @pytest.mark.parametrize(

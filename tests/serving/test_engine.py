@@ -139,7 +139,7 @@ def test_an_engine_writes_what_the_model_expects(engine: Engine) -> None:
             expected.append(float(log_probs[0, -1, whole[0, at + 1]]))
             assert int(log_probs[0, -1].argmax()) == whole[0, at + 1]
     np.testing.assert_allclose([event.log_prob for event in wrote], expected, rtol=1e-4)
-    assert ended.past.last == text[-1] and ended.reason == "length"
+    assert ended.past.tail[-1] == text[-1] and ended.reason == "length"
 
 
 def test_a_long_prompt_does_not_stall_a_short_one(engine: Engine) -> None:
@@ -251,7 +251,7 @@ def test_a_text_that_was_written_goes_on(engine: Engine) -> None:
     engine.submit([job(ids, whole, top_k=1, max_tokens=40)])
     engine.submit([job(ids, first, top_k=1, max_tokens=13)])
     *begun, ended = first.all()
-    engine.submit([job(np.array([ended.past.last]), second, past=ended.past, top_k=1, max_tokens=27)])
+    engine.submit([job(np.array([ended.past.tail[-1]]), second, past=ended.past, top_k=1, max_tokens=27)])
     *rest, _ = second.all()
     *expected, _ = whole.all()
     found = [*begun, *rest]

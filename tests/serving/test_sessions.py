@@ -133,7 +133,7 @@ def test_a_kept_text_is_a_copy_in_memory_of_its_own() -> None:
     text.cache.positions, text.cache.reach = [None, None], 4
     texts.add("a", text.to_keep())
     kept = texts.get("a")
-    assert kept is not None and kept.last == text.last and kept.cache.reach == len(kept.cache.positions) == 0
+    assert kept is not None and kept.tail == text.tail and kept.cache.reach == len(kept.cache.positions) == 0
     for mine, theirs in zip(kept.cache.buffers, text.cache.buffers, strict=True):
         assert torch.equal(mine, theirs)
         theirs.fill_(-1)

@@ -372,7 +372,7 @@ def test_a_run_keeps_its_best_and_last_checkpoints_and_its_metrics(corpus, tmp_p
     assert [entry["step"] for entry in entries if entry["split"] == "train"] == [2, 4, 6, 8]
     valid = {entry["step"]: entry["loss"] for entry in entries if entry["split"] == "valid"}
     assert list(valid) == [4, 8]
-    assert read_header(Run(tmp_path).best / "config.json")["valid_loss"] == min(valid.values())
+    assert read_header(Run(tmp_path).best)["valid_loss"] == min(valid.values())
     with pytest.raises(FileExistsError, match="holds checkpoints"):
         run(corpus, tmp_path)
 
@@ -396,7 +396,7 @@ def test_averaged_weights_are_scored_and_saved(corpus, tmp_path):
     model, _ = run(corpus, tmp_path, **AVERAGED)
     losses = {e["split"]: e["loss"] for e in Metrics(tmp_path / "metrics.jsonl").entries() if e["step"] == 8}
     assert losses.keys() == {"train", "valid", "valid-average"} and losses["valid"] != losses["valid-average"]
-    assert read_header(Run(tmp_path).latest / "config.json")["valid_loss"] == losses["valid-average"]
+    assert read_header(Run(tmp_path).latest)["valid_loss"] == losses["valid-average"]
     saved, first = (start()[0] for _ in range(2))
     load_weights(saved, Run(tmp_path).latest)
     assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters(), strict=True))

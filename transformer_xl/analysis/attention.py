@@ -178,12 +178,7 @@ class AverageAttention:
 
 
 def average_attention(
-    model: TransformerXL,
-    loader: Iterable[Segment],
-    lengths: Lengths,
-    *,
-    precision: str = "fp32",
-    block: int = BLOCK,
+    model: TransformerXL, loader: Iterable[Segment], lengths: Lengths, *, precision: str = "fp32", block: int = BLOCK
 ) -> AverageAttention:
     """The average over all queries whose target is scored; `memory` continues from segment to segment."""
     device = next(model.parameters()).device

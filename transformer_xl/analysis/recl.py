@@ -115,10 +115,7 @@ class ReclResult(NamedTuple):
 
 
 def measure(
-    losses: Float[np.ndarray, "I L P"],
-    contexts: Int[np.ndarray, " L"],
-    share: float,
-    draws: Integer[np.ndarray, "R P"],
+    losses: Float[np.ndarray, "I L P"], contexts: Int[np.ndarray, " L"], share: float, draws: Integer[np.ndarray, "R P"]
 ) -> ReclResult:
     """Compute RECL for one share of positions, with intervals over `draws`."""
     blocks = [None, *np.array_split(draws, 1 + draws.size // _AT_A_TIME)]

@@ -17,9 +17,6 @@ from ..runtime.terminal import report_progress, show_table
 from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath, check_folder
 
 if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Int
-
     from ..analysis.attention import AverageAttention, Head
 
 NOTABLE = 3
@@ -82,7 +79,7 @@ class Attention:
         trained.refuse_infinite(average.sums, average.entropy)
         looks, targets = [], []
         for position in positions:
-            start, end = _document(documents, position, len(ids))
+            start, end = int(documents[documents <= position][-1]), int([*documents[documents > position], len(ids)][0])
             look = partial(attention.position_attention, precision=precision, start=start)
             looks.append(look(loaded.model, ids, position, lengths))
             if lengths.mem_len and position > start:
@@ -114,11 +111,6 @@ def _streams(tokens: int, most: int, lengths: Lengths) -> int:
         filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"
         print(f"txl: The average is over queries whose memory is not full: it is of {filled}.", file=sys.stderr)
     return streams
-
-
-def _document(documents: Int[np.ndarray, " D"], position: int, size: int) -> tuple[int, int]:
-    """Start and end of the document that a position is in."""
-    return int(documents[documents <= position][-1]), int([*documents[documents > position], size][0])
 
 
 def _head(name: str, config: TransformerXLConfig) -> Head:

@@ -105,9 +105,8 @@ def dispatch(arguments: list[str]) -> int:
 
 def show_help(arguments: Sequence[str]) -> int:
     """Print the commands. Without `--help` there is a mistake."""
-    if not set(arguments) <= {"-h", "--help"}:
-        [other, *_] = [word for word in arguments if word not in ("-h", "--help")]
-        raise Mistake(f"The command must be one of {', '.join(COMMANDS)}, got {other!r}.")
+    if others := [word for word in arguments if word not in ("-h", "--help")]:
+        raise Mistake(f"The command must be one of {', '.join(COMMANDS)}, got {others[0]!r}.")
     columns, widest = shutil.get_terminal_size().columns, max(map(len, COMMANDS)) + 2
     lines = [f"{name:{widest}}{what}" for name, what in COMMANDS.items()]
     print("usage: txl COMMAND [OPTIONS]\n\nTransformer-XL. Commands:\n")

@@ -13,7 +13,6 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ..mistake import Mistake, printable
-from ..runtime.files import writable
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,10 @@ class Report:
     def run(self) -> None:
         if not self.runs:
             raise Mistake("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
-        to = self.out and writable(self.out, "--out")
+        if self.out is not None and self.out.exists() and not self.out.is_file():
+            raise Mistake(
+                f"--out must be a file to write, and {self.out} is a folder, a pipe or a device. Name another."
+            )
         from ..report.figures import complete_figures
         from ..report.record import read_run
         from ..runtime.device import resolve_device
@@ -47,4 +49,4 @@ class Report:
             except (Mistake, OSError, FloatingPointError) as error:
                 lacks = f"The page of {run} lacks the figures that need the model: {printable(str(error))}"
                 print(f"txl: {lacks}", file=sys.stderr)
-        write_page(self.runs, to)
+        write_page(self.runs, self.out)

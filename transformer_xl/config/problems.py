@@ -21,9 +21,6 @@ class Problem(NamedTuple):
     """The first one is wrong, because it contradicts the others."""
     sentence: str
 
-    def __str__(self) -> str:
-        return self.named("{}")
-
     def named(self, form: str) -> str:
         """The sentence with each field in this form: "train.{}", or "--{}" for options of a command."""
         sentence = self.sentence
@@ -37,7 +34,7 @@ class WrongSettings(Mistake):
 
     def __init__(self, problems: Iterable[Problem]):
         self.problems: list[Problem] = list(problems)
-        super().__init__("\n".join(map(str, self.problems)))
+        super().__init__("\n".join(problem.named("{}") for problem in self.problems))
 
 
 def refuse_settings(problems: Iterable[Problem]) -> None:

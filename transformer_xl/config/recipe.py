@@ -141,10 +141,9 @@ def data_settings(data: str, *, sentences: bool = False) -> list[Setting]:
 
     For a corpus given by its name, and for `sentences`, the recipe sets the treatment of line ends.
     """
-    given = {("corpus", "name"): text_name(data), ("model", "vocab_size"): 0}
+    settings = [Setting("corpus", "name", text_name(data)), Setting("model", "vocab_size", 0)]
     if Path(data).exists() and not (sentences and not holds_ids(Path(data))):
-        given["corpus", "newlines"] = "keep"
-    settings = [Setting(section, field, value) for (section, field), value in given.items()]
+        settings.append(Setting("corpus", "newlines", "keep"))
     return settings + [Setting("corpus", "unit", "id")] * holds_ids(Path(data))
 
 

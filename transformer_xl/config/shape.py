@@ -108,11 +108,6 @@ class TransformerXLConfig(Checked):
         """Number of embeddings of each of `ngrams`, then of each of `matches`: a match is a token or none."""
         return (self.ngram_rows,) * len(self.ngrams) + (self.vocab_size + 1,) * len(self.matches)
 
-    @property
-    def gate_matrices(self) -> int:
-        """Number of matrices, d_model by d_model, in each of a layer's two gates."""
-        return _GATES[self.gate]
-
     def _problems(self) -> Iterator[Problem]:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         shares = ("dropout", "dropatt", "dropout_words", "weight_drop", "dropout_input", "dropout_output")
@@ -123,9 +118,8 @@ class TransformerXLConfig(Checked):
         yield from out_of_bounds(self, *shares, "ngram_dropout", least=0, below=1)
         yield from out_of_bounds(self, "layer_norm_epsilon", above=0)
         yield from out_of_bounds(self, "ngram_rows", least=1, most=1 << 31)
-        yield from out_of_bounds(self, "ngram_width", least=1, most=1 << 24)
+        yield from out_of_bounds(self, "ngram_width", "match_window", least=1, most=1 << 24)
         yield from out_of_bounds(self, "document_end", least=0, below=self.vocab_size or inf)
-        yield from out_of_bounds(self, "match_window", least=1, most=1 << 24)
         yield from out_of_bounds(self, "gate_bias", least=-100, most=100)
         for name in ("ngrams", "matches"):
             given = getattr(self, name)
@@ -216,8 +210,6 @@ def needs(*parts: str) -> str:
     return f"{{}} is for models with {' or '.join('{}' for _ in parts)}, for example 2 3 4. Otherwise leave it out."
 
 
-_GATES = {"none": 0, "input": 1, "output": 1, "highway": 1, "sigmoid-tanh": 2, "gru": 6}
-"""The gates and their `gate_matrices`."""
 KINDS = ("transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn")
 own_kinds: dict[str, str] = {}
 """The kinds that `register` added, each with its `base_kind`."""

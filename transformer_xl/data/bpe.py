@@ -87,7 +87,7 @@ def last_cut(text: bytes | bytearray) -> int:
     """The last position at which `text`, which begins where it may be cut and may continue, can be cut; 0 if there is
     none: a border, or, 16 KB after the last of them, the next character."""
     cut = _last_border(text, 0, len(text) - 2)
-    while (after := _forced(text, cut)) < len(text):
+    while (after := next_character(text, cut + _SLICE)) < len(text):
         cut = after
     return cut
 
@@ -99,11 +99,6 @@ def _last_border(text: bytes | bytearray, start: int, end: int) -> int:
         if found:
             return found[-1]
     return start
-
-
-def _forced(text: bytes | bytearray, cut: int) -> int:
-    """Where to cut `text` after `cut` if no border follows."""
-    return next_character(text, cut + _SLICE)
 
 
 def next_character(text: bytes | bytearray, position: int) -> int:
@@ -125,7 +120,7 @@ def slices(text: bytes) -> Iterator[str]:
     """A text cut where it may be cut, into parts of at most about 16 KB."""
     start = 0
     while start < len(text):
-        end = _forced(text, start)
+        end = next_character(text, start + _SLICE)
         if end < len(text) and (last := _last_border(text, start, start + _SLICE)) > start:
             end = last
         yield text[start:end].decode()

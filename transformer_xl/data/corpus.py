@@ -139,7 +139,8 @@ class Corpus:
             pairs = zip(splits, starts, strict=True)
             documents = [split.documents + start for split, start in pairs if split.documents is not None]
             ids = np.concatenate([split.ids for split in splits])
-            return Split(ids, np.concatenate(documents) if documents else None, name, self.name, self.unknown(name))
+            unknown = sum(split.unknown for split in splits)
+            return Split(ids, np.concatenate(documents) if documents else None, name, self.name, unknown)
         if name not in self.header.splits:
             raise Mistake(
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. Ask for another, "
@@ -150,12 +151,7 @@ class Corpus:
         ids = np.memmap(self.path / f"{name}.bin", dtype=self.header.dtype, mode="r")
         ids = ids if self.other_ids is None else self.other_ids[ids]
         starts = None if starts is None else np.array(starts, np.int64)
-        return Split(ids, starts, name, self.name, self.unknown(name))
-
-    def unknown(self, name: str) -> int:
-        """Number of tokens of a split, or of "all", that are `<unk>`."""
-        splits = self.header.splits
-        return splits[name].unknown if name in splits else sum(split.unknown for split in splits.values())
+        return Split(ids, starts, name, self.name, self.header.splits[name].unknown)
 
     def in_vocabulary(self, vocab: Vocab) -> Corpus:
         """The same text in a vocabulary with the same tokens in another order.

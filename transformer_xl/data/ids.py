@@ -246,15 +246,10 @@ def id_blocks(text: Text, vocab_size: int, end: int | None = None) -> Iterator[I
                 f"{text.file} must hold ids from 0 to {vocab_size - 1:,}, the vocabulary's, got {block[at]} as number "
                 f"{text.start + start + at:,} from 0. Give ids of the same tokenizer{larger}."
             )
-        yield block if end is None else _with_ends(block, borders[(borders > start)] - start, end)
-
-
-def _with_ends(
-    block: Integer[np.ndarray, " n"], borders: Integer[np.ndarray, " D"], end: int
-) -> Integer[np.ndarray, " _"]:
-    """A block of ids with `end` before each of the borders in it that does not follow one already."""
-    borders = borders[borders <= len(block)]
-    return np.insert(block.astype(np.int64), borders[block[borders - 1] != end], end)
+        if end is not None:
+            inside = borders[(borders > start) & (borders <= start + len(block))] - start
+            block = np.insert(block.astype(np.int64), inside[block[inside - 1] != end], end)
+        yield block
 
 
 def largest_id(texts: Iterable[Span]) -> int:

@@ -64,12 +64,9 @@ class Sliding(nn.Module):
                 f"The stride of sliding windows must be from 1 to their width, {context} tokens, got {stride}."
             )
         self.model: Reader = model
+        self.config: TransformerXLConfig = model.config
         self.context: int = context
         self.stride: int = stride
-
-    @property
-    def config(self) -> TransformerXLConfig:
-        return self.model.config
 
     @property
     def softmax(self) -> AdaptiveSoftmax:
@@ -133,9 +130,7 @@ class Sliding(nn.Module):
         seen = torch.zeros(batch, dtype=torch.int64, device=device) if valid is None else valid.to(device)
         return Window(torch.zeros(batch, 0, dtype=torch.int64, device=device), seen)
 
-    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Window:
-        """The same as `empty_memory`, because every window is read again."""
-        return self.empty_memory(batch, lengths, valid)
+    empty_cache = empty_memory  # because every window is read again
 
     def for_inference(self, precision: str = "fp32") -> Sliding:
         """A copy for inference."""

@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ..config.recipe import (
-    Setting,
-    changed_settings,
-    load_recipe,
-    packaged_recipes,
-    parse_overrides,
-    run_of,
-    settings_in,
-)
+from ..config import recipe as recipes
 from ..config.settings import CorpusConfig, RunConfig
 from ..config.values import fits, type_text
 from ..data.vocab import Vocab
@@ -47,14 +39,14 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         ValueError: a stated setting has a wrong type, or a needed one is stated nowhere.
     """
     if source.run is not None:
-        return changed_settings(_with_tokens(source.run, source.vocab), overrides)[0]
+        return recipes.changed_settings(_with_tokens(source.run, source.vocab), overrides)[0]
     stated = _statements(source)
     shape = shape_of(source, stated.get("div_val"))
     if "cutoffs" in stated:  # some programs add 0 and the size of the vocabulary
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
     example = _recipe_like(source, stated | shape)
     model = _model(source, stated, shape, example)
-    asked = [setting.field for setting in parse_overrides(overrides, [])]
+    asked = [setting.field for setting in recipes.parse_overrides(overrides, [])]
     if "cutoffs" not in {*model, *asked}:
         raise Mistake(
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
@@ -65,10 +57,14 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     if unstated and example is None:
         source.notes.append(f"Nothing states {', '.join(unstated)}: the defaults of this package are used.")
     sections = {"model": model, **_lengths(source, stated, example)}
-    facts = [Setting(section, name, value) for section, values in sections.items() for name, value in values.items()]
+    facts = [
+        recipes.Setting(section, name, value) for section, values in sections.items() for name, value in values.items()
+    ]
     base = _with_tokens(example or RunConfig(), source.vocab)
     try:
-        return run_of([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
+        return recipes.run_of(
+            [*(setting for setting in recipes.settings_in(base) if setting.section != "model"), *facts], overrides
+        )
     except Mistake as error:
         raise Mistake("\n".join(f"{source.path}: {line}" for line in str(error).splitlines())) from error
 
@@ -117,8 +113,8 @@ def _model(
 def _recipe_like(source: Source, model: Mapping[str, Any]) -> RunConfig | None:
     """The packaged recipe whose weights have this shape; None unless there is exactly one."""
     fitting = []
-    for name in packaged_recipes():
-        config = load_recipe(name)
+    for name in recipes.packaged_recipes():
+        config = recipes.load_recipe(name)
         theirs = {size: getattr(config.model, size) for size in _SIZES} | {"d_embed": config.model.embed_width}
         same = config.model.kind == "transformer-xl" and all(model[size] == theirs[size] for size in _SIZES)
         if same and model.get("cutoffs", config.model.cutoffs) == config.model.cutoffs:

@@ -15,7 +15,6 @@ from .pickles import StandIn, module_parts, module_state, read_pickle
 from .source import Dialect, Source, is_state
 from .vocabulary import pickled_vocabulary, read_vocabulary
 
-ORIGINAL = Dialect(keeps_ties=True, states_training=True)
 _OWN = ("n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "mem_len", "clamp_len", "same_length")
 _PARTS = (
     ("vocab_size", "word_emb", "n_token"),
@@ -34,7 +33,7 @@ def read_original(path: Path) -> Source:
     file = path / "model.pt" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}. Give the authors' model.pt, a state dict, or the folder of one.")
-    source = Source(path, ORIGINAL)
+    source = Source(path, Dialect(keeps_ties=True, states_training=True))
     content = state = read_pickle(file)
     if isinstance(content, StandIn):
         parts = module_parts(content)

@@ -50,12 +50,11 @@ def read_tensorflow(path: Path) -> Source:
     for name, array in read_bundle(prefix).items():
         if _TRAINING.fullmatch(name):
             source.left_out[name] = "state of the training"
-            continue
-        if array is None:
+        elif array is None:
             source.left_out[name] = "no fractions"
-            continue
-        canonical, transposed = _canonical(name)
-        source.add(name, canonical, array.T if transposed and array.ndim == 2 else array)
+        else:
+            canonical, transposed = _canonical(name)
+            source.add(name, canonical, array.T if transposed and array.ndim == 2 else array)
     for folder in folders:
         source.state_beside(folder)
         if (folder / "cache.pkl").is_file():

@@ -55,10 +55,7 @@ class NativeStep:
     """A call of the step in C++, and of a head that it does not include."""
 
     def __init__(
-        self,
-        backbone: TransformerXLBackbone,
-        positions: Sequence[Positions],
-        head: Callable[[Tensor], Tensor] | None,
+        self, backbone: TransformerXLBackbone, positions: Sequence[Positions], head: Callable[[Tensor], Tensor] | None
     ):
         from ..ops.native import kernels
 

@@ -170,12 +170,7 @@ def attend_next(
 
 
 def add_and_norm(
-    x: Float[Tensor, "B D"],
-    y: Float[Tensor, "B D"],
-    norm: torch.nn.LayerNorm,
-    *,
-    relu: bool = False,
-    pre: bool = False,
+    x: Float[Tensor, "B D"], y: Float[Tensor, "B D"], norm: torch.nn.LayerNorm, *, relu: bool = False, pre: bool = False
 ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]:
     """What the next sublayer adds to, fp32, and what its product reads, in the dtype of y.
 

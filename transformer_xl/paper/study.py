@@ -120,7 +120,9 @@ class Study:
             head = f"[{number + 1}/{len(missing)} {row}, seed {seed}]"
             print(f"{head} time left for all: {left}", flush=True)
             try:
-                self._train(row, seed, head)
+                self.txl([*self.command(row, seed), "--resume", "auto"], head)
+                about = {"row": row, "seed": seed, "settings": " ".join(self.settings(row, seed))}
+                self.keep(row, seed, result_of(self.folder(row, seed)) | about)
             except BaseException:
                 self._stopped = True
                 raise
@@ -128,11 +130,6 @@ class Study:
 
         with ThreadPoolExecutor(self.jobs) as pool:
             list(pool.map(one, range(len(missing))))
-
-    def _train(self, row: str, seed: int, head: str) -> None:
-        self.txl([*self.command(row, seed), "--resume", "auto"], head)
-        about = {"row": row, "seed": seed, "settings": " ".join(self.settings(row, seed))}
-        self.keep(row, seed, result_of(self.folder(row, seed)) | about)
 
     def txl(self, words: Sequence[str], head: str = "") -> str:
         """Run a command of `txl`, print its output, each line after `head`, and return it.

@@ -14,23 +14,11 @@ from markupsafe import Markup
 
 from ..run.folder import short_names
 from ..runtime.files import write_whole
+from . import summary
 from .curves import HEIGHT, WIDTH, training_curves
 from .lead import heading, known, legend, memory_chart, memory_table, pieces
 from .record import LENGTHS, Record, number, read_run
-from .summary import (
-    UNKNOWN,
-    Table,
-    beside_paper,
-    compare,
-    description,
-    exact,
-    figure_of,
-    flat,
-    line_class,
-    main_figures,
-    remarks,
-    settings,
-)
+from .summary import UNKNOWN, Table, line_class, main_figures
 
 PAGE = "report.html"
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -65,25 +53,25 @@ def page(records: Sequence[Record]) -> str:
         policy=POLICY,
         width=WIDTH,
         height=HEIGHT,
-        description=description(records[0]) if one else "",
+        description=summary.description(records[0]) if one else "",
         figures=main_figures(records[0]) if one else {},
         summary=_summary(records),
-        remarks=[f"{record.name}: {remark}" for record in records for remark in remarks(record)],
+        remarks=[f"{record.name}: {remark}" for record in records for remark in summary.remarks(record)],
         memory_chart=memory_chart(figured),
         memory_table=memory_table(figured),
         texts=[(heading(run, found["split"], found["passage"]), pieces(found["passage"])) for _, run, found in figured],
         legend=legend(),
         curves=training_curves(records),
         evaluations=evaluations(records),
-        paper=beside_paper(records),
+        paper=summary.beside_paper(records),
         pictures=[
             (f"{record.name}: {path.parent.name}/{path.stem}", base64.b64encode(path.read_bytes()).decode())
             for record in records
             for path in record.pictures
         ],
         samples=[(run.name, found) for run in records if (found := [e for e in run.entries if "sample" in e])],
-        settings=settings(records),
-        environment=compare({record.name: flat(record.environment) for record in records}),
+        settings=summary.settings(records),
+        environment=summary.compare({record.name: summary.flat(record.environment) for record in records}),
     )
 
 
@@ -106,8 +94,8 @@ def evaluations(records: Sequence[Record]) -> Table:
                 continue
             lengths = [NO_LENGTH.get(n, UNKNOWN) if entry.get(n) is None else entry[n] for n in LENGTHS]
             costs = [f"{number(entry.get(name)):.4f}".replace("nan", UNKNOWN) for name in ("loss", "bits_per_byte")]
-            counts = [exact(number(entry.get(name))) for name in ("targets", "tokens_per_second")]
-            figures = [figure_of(record, entry), *costs, *counts]
+            counts = [summary.exact(number(entry.get(name))) for name in ("targets", "tokens_per_second")]
+            figures = [summary.figure_of(record, entry), *costs, *counts]
             rows.append([record.name, entry["split"], entry.get("step", UNKNOWN), *lengths, *figures])
     columns = ["run", "split", "step", *LENGTHS, "result", "loss", "bits/byte", "targets", "tokens/s"]
     return Table(columns, rows, words=2)

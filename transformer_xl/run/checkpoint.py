@@ -21,19 +21,8 @@ from ..mistake import Mistake
 from ..model.baselines import build_model, check_rebuilt
 from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished, seal, whole_folder
+from . import parts
 from .folder import Run, find_checkpoint
-from .parts import (
-    FORMAT,
-    VERSION,
-    name_damage,
-    read_header,
-    read_json,
-    read_tensors,
-    set_weights,
-    weights,
-    write_json,
-    write_tensors,
-)
 
 
 @dataclass(frozen=True)
@@ -75,19 +64,20 @@ def save_checkpoint(
     folder = Path(folder)
     if isinstance(model, nn.Module):
         check_rebuilt(model)
-        model, config = weights(model), replace(config, model=model.config)
+        model, config = parts.weights(model), replace(config, model=model.config)
     if step is None:
         step = training.step if training else 0
     known_loss = valid_loss if valid_loss is not None and math.isfinite(valid_loss) else None
-    header = {"format": FORMAT, "version": VERSION, "step": step, "valid_loss": known_loss}
+    header = {"format": parts.FORMAT, "version": parts.VERSION, "step": step, "valid_loss": known_loss}
+    header |= {"report": list(report)} if report else {}
     remove_unfinished(folder.parent)
     with whole_folder(folder) as unfinished:
-        write_tensors(unfinished / "model.safetensors", model)
-        write_json(unfinished / "config.json", header | ({"report": list(report)} if report else {}) | asdict(config))
-        write_json(unfinished / "vocab.json", vocab.to_json())
+        parts.write_tensors(unfinished / "model.safetensors", model)
+        parts.write_json(unfinished / "config.json", header | asdict(config))
+        parts.write_json(unfinished / "vocab.json", vocab.to_json())
         if training is not None:
-            write_tensors(unfinished / "training.safetensors", training.tensors)
-            write_json(unfinished / "training.json", {"step": training.step, "scalars": training.scalars})
+            parts.write_tensors(unfinished / "training.safetensors", training.tensors)
+            parts.write_json(unfinished / "training.json", {"step": training.step, "scalars": training.scalars})
         seal(unfinished)
     if keep is not None:
         Run.of(folder).prune(keep)
@@ -126,7 +116,7 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
         ValueError: lists every missing, unexpected and wrong-shaped tensor. Then nothing is copied.
     """
     path = find_checkpoint(folder) / "model.safetensors"
-    set_weights(model, read_tensors(path), str(path))
+    parts.set_weights(model, parts.read_tensors(path), str(path))
 
 
 def load_training(folder: str | Path) -> TrainingState:
@@ -140,16 +130,16 @@ def load_training(folder: str | Path) -> TrainingState:
         raise FileNotFoundError(
             f"{folder} holds no training state, so training cannot resume there. Start a new run from it with --init."
         )
-    stored = read_json(folder / "training.json")
+    stored = parts.read_json(folder / "training.json")
     step, scalars = (stored.get(name) for name in ("step", "scalars")) if isinstance(stored, dict) else (None, None)
     named = re.fullmatch(r"step_(\d+)", folder.name)
-    same = step == read_header(folder / "config.json").get("step") and (not named or int(named[1]) == step)
+    same = step == parts.read_header(folder).get("step") and (not named or int(named[1]) == step)
     if not isinstance(step, int) or not isinstance(scalars, dict) or not same:
         raise Mistake(
             f"{folder / 'training.json'} must be the training state of its folder and config.json, and is of step "
             f"{value_text(step)}. Restore the folder from a copy, or use another checkpoint."
         )
-    return TrainingState(step, scalars, read_tensors(folder / "training.safetensors"))
+    return TrainingState(step, scalars, parts.read_tensors(folder / "training.safetensors"))
 
 
 def _refuse_absurd(config: RunConfig, folder: Path) -> None:
@@ -159,9 +149,9 @@ def _refuse_absurd(config: RunConfig, folder: Path) -> None:
     layers = model.n_layer * min(model.d_model, model.d_inner)  # less than they hold: to build many takes time
     if max(layers, model.vocab_size, model.positions) <= size:
         with torch.device("meta"):
-            needed = sum(value.numel() for value in weights(build_model(model)).values())
+            needed = sum(value.numel() for value in parts.weights(build_model(model)).values())
     if needed > size:
-        with name_damage(folder / "model.safetensors"):
+        with parts.name_damage(folder / "model.safetensors"):
             raise Mistake("config.json has sizes of more weights")
     lengths = max(config.eval_lengths.mem_len, config.train.mem_len) if model.zero_memory else 0
     memory = 4 * model.n_layer * lengths * model.d_model
@@ -181,8 +171,7 @@ def load_config(folder: str | Path) -> RunConfig:
     Raises:
         ValueError: the file is of another kind or a newer version, or has settings that this version does not have.
     """
-    path = Path(folder) / "config.json"
-    return config_of(read_header(path), path)
+    return config_of(parts.read_header(Path(folder)), Path(folder) / "config.json")
 
 
 def config_of(stored: Mapping[str, object], path: Path) -> RunConfig:
@@ -207,7 +196,7 @@ def config_of(stored: Mapping[str, object], path: Path) -> RunConfig:
 def load_vocab(folder: str | Path) -> Vocab:
     """The vocabulary in a checkpoint's `vocab.json`."""
     path = Path(folder) / "vocab.json"
-    stored = read_json(path)
+    stored = parts.read_json(path)
     try:
         return Vocab.from_json(stored)
     except ValueError as error:

@@ -22,19 +22,8 @@ from ..config.settings import RunConfig
 from ..config.values import join_words
 from ..data.corpus import Corpus
 from ..ops import BACKENDS
+from ..runtime import files
 from ..runtime.device import CPUINFO
-from ..runtime.files import (
-    LOCK,
-    SEAL,
-    check_seal,
-    holds_anything,
-    lock_folder,
-    plain_file,
-    read_table,
-    refuse_odd_name,
-    remove_folder,
-    write_whole,
-)
 from ..runtime.ranks import launch_id
 from ..runtime.terminal import ProgressPrinter
 from .metrics import Metrics
@@ -104,7 +93,7 @@ class Run:
         Raises:
             ValueError, FileNotFoundError: a checkpoint is damaged and could be the best.
         """
-        return next(iter(self._lowest(_header_of)), None)
+        return next(iter(self._lowest(read_header)), None)
 
     def _lowest(self, header_of: Callable[[Path], dict[str, Any]]) -> list[Path]:
         """The checkpoint with the lowest loss of each way to measure it, that of the last one first."""
@@ -119,13 +108,11 @@ class Run:
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the last `keep` and the best one of each way to measure the loss."""
         assert keep >= 1, f"prune must keep at least one checkpoint, got keep={keep}"
-        kept = {
-            *self.checkpoints()[-keep:],
-            *self._lowest(_header_if_sound),
-        }  # a damaged one must not stop a run
+        # A damaged one must not stop a run.
+        kept = {*self.checkpoints()[-keep:], *self._lowest(_header_if_sound)}
         for path in self.checkpoints():
             if path not in kept:
-                remove_folder(path)
+                files.remove_folder(path)
 
     def put_damaged_aside(self) -> None:
         """Rename damaged checkpoints, so the last sound one is the last, and log a sentence about each.
@@ -133,27 +120,27 @@ class Run:
         One without any state of training is sound, but nothing that training could go on from.
         """
         for folder in self.checkpoints():
-            sums = folder / SEAL
+            sums = folder / files.SEAL
             listed = sums.read_text(encoding="utf-8", errors="replace") if sums.is_file() else ""
             trained = "training." in listed or any(folder.glob("training.*"))
             try:
                 for name in FILES if trained else FILES_TO_READ:
                     with name_damage(folder / name):
                         (folder / name).stat()
-                        check_seal(folder / name)
+                        files.check_seal(folder / name)
             except (ValueError, OSError) as error:
                 if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and error.errno != errno.EIO:
                     raise
                 aside = folder.with_name(f"damaged_{folder.name}")
                 if aside.exists():
-                    remove_folder(aside)
+                    files.remove_folder(aside)
                 folder.rename(aside)
                 self.say(f"{error} It is {aside.name} now, and does not count.")
 
     def parameters(self) -> int:
         """The number of parameters, from the header of the last checkpoint's weights."""
         path = self.checkpoints()[-1] / "model.safetensors"
-        with name_damage(path), safe_open(plain_file(path), "np") as file:
+        with name_damage(path), safe_open(files.plain_file(path), "np") as file:
             return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
     def settings(self) -> RunConfig:
@@ -163,7 +150,7 @@ class Run:
         return load_recipe(file)
 
     def write_settings(self, config: RunConfig) -> None:
-        write_whole(self.path / "config.toml", write_toml(config))
+        files.write_whole(self.path / "config.toml", write_toml(config))
 
     def facts(self) -> dict[str, Any]:
         """The content of `environment.json`; empty if there is no such file.
@@ -175,7 +162,7 @@ class Run:
         if not file.exists():
             return {}
         advice = "It records how the run began: restore it, or remove it to compare nothing."
-        return read_table(file, advice, corpus=dict, devices=list)
+        return files.read_table(file, advice, corpus=dict, devices=list)
 
     def begin(self, config: RunConfig, corpus: Corpus, *, ranks: int, begun: Mapping[str, object] | None) -> None:
         """Write the settings and facts of a run that begins or goes on.
@@ -187,7 +174,7 @@ class Run:
         facts = environment() | {"ranks": ranks, "launch": launch_id()} | {name: begun.get(name, "") for name in BEGUN}
         facts["corpus"] = {name: split.sha256 for name, split in corpus.header.splits.items()}
         # First the facts: they identify the run.
-        write_whole(self.path / "environment.json", json.dumps(facts, indent=2) + "\n")
+        files.write_whole(self.path / "environment.json", json.dumps(facts, indent=2) + "\n")
         self.write_settings(config)
 
     def began_here(self) -> bool:
@@ -210,9 +197,9 @@ class Run:
 
         `refuse` explains the options and what is refused.
         """
-        if not (self.path / LOCK).exists():  # if there is a lock, report first that a process trains here
+        if not (self.path / files.LOCK).exists():  # if there is a lock, report first that a process trains here
             self.refuse(resume=resume, afresh=afresh)
-        with lock_folder(self.path):
+        with files.lock_folder(self.path):
             if resume:
                 self.put_damaged_aside()
             self.refuse(resume=resume, afresh=afresh)
@@ -224,7 +211,7 @@ class Run:
         `afresh` allows the folder of a run that saved nothing.
         """
         run, last = self.path, self.latest
-        refuse_odd_name(run, "--out")
+        files.refuse_odd_name(run, "--out")
         if resume and last is None:
             damaged = sorted(path.name for path in run.glob("checkpoints/damaged_*"))
             advice = "Start again by --resume auto, with RECIPE or --data."
@@ -233,19 +220,15 @@ class Run:
             raise FileNotFoundError(f"{run} holds no checkpoint to go on from. {advice}")
         began = (run / "environment.json").exists()
         may = resume or (afresh and began and last is None) or self.began_here()
-        if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
+        if not may and run.exists() and (not run.is_dir() or files.holds_anything(run)):
             again = "--resume" if last is not None else "--resume auto, which starts what saved nothing again"
             advice = f"Go on with it by txl train {again}, or choose" if began else "Choose"
             raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
 
 
-def _header_of(folder: Path) -> dict[str, Any]:
-    return read_header(folder / "config.json")
-
-
 def _header_if_sound(folder: Path) -> dict[str, Any]:
     with suppress(ValueError, FileNotFoundError):
-        return _header_of(folder)
+        return read_header(folder)
     return {}
 
 

@@ -67,8 +67,9 @@ def read_json(path: Path) -> Any:
         return json.loads(plain_file(path).read_text(encoding="utf-8"))
 
 
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(folder: Path) -> dict[str, Any]:
     """The content of a checkpoint's `config.json`; other formats and versions are refused."""
+    path = folder / "config.json"
     stored = read_json(path)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise Mistake(

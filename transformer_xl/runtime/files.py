@@ -96,13 +96,6 @@ def check_unpacked(path: Path, size: int) -> None:
         raise Mistake(f"{path} unpacks to more than {unpack_limit(path):,} bytes. Unpack it, and name the result.")
 
 
-def writable(path: Path, option: str) -> Path:
-    """Return `path`; raise `Mistake` if it cannot be a file to write. Called before any work."""
-    if path.exists() and not path.is_file():
-        raise Mistake(f"{option} must be a file to write, and {path} is a folder, a pipe or a device. Name another.")
-    return path
-
-
 def below_home(path: Path) -> str:
     """A path with ~ instead of the home folder, which could reveal the user's name."""
     home = os.path.expanduser("~")

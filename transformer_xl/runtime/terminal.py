@@ -101,7 +101,7 @@ def report_progress(
         for done, item in enumerate(items):
             now = time.perf_counter()
             if done and now - last >= every:
-                last, left = now, seconds_left(done, count, now - start)
+                last, left = now, (count - done) * (now - start) / done
                 _report(shown, f"{what}: {done / count:4.0%} done, {clock(left)} left")
             yield item
     finally:
@@ -160,11 +160,6 @@ class ProgressPrinter(AbstractContextManager["ProgressPrinter"]):
         if self._log is not None:
             with explain_write_error(self._log), self._log.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
-
-
-def seconds_left(done: int, total: int, seconds: float) -> float | None:
-    """Estimated seconds for the remaining steps, if `done` steps took `seconds`; None before the first step."""
-    return (total - done) * seconds / done if done > 0 else None
 
 
 def clock(seconds: float | None) -> str:

@@ -147,7 +147,7 @@ class Service:
         if echo:
             text = given if isinstance(given, str) else vocab.decode(given)
         if past is not None:
-            return Prompt([past.last, *ids], False, text)
+            return Prompt([past.tail[-1], *ids], False, text)
         if isinstance(given, str) and (vocab.line_end is not None or not ids):
             return Prompt([vocab.line_end or 0, *ids], False, text)
         return Prompt(ids, True, text)

@@ -77,8 +77,7 @@ class Completion(BaseModel):
     top_k: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[
-        Stop | Stops | None,
-        Field(description="a text of 1 to 256 characters, or a list of at most 16 such texts"),
+        Stop | Stops | None, Field(description="a text of 1 to 256 characters, or a list of at most 16 such texts")
     ] = None
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool] | None = None

@@ -28,10 +28,6 @@ class Past(NamedTuple):
     lengths: Lengths
 
     @property
-    def last(self) -> int:
-        return self.tail[-1]
-
-    @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.cache.buffers)
 

@@ -32,7 +32,7 @@ from ..run.parts import weights
 from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
-from ..runtime.terminal import ProgressPrinter, clock, seconds_left
+from ..runtime.terminal import ProgressPrinter, clock
 from .choices import choices, resolve_settings
 from .optim import learning_rate
 from .resuming import check_resumed, with_own_choices
@@ -288,7 +288,7 @@ class _Loop:
         trainer, unit = self.trainer, self.corpus.unit
         entry, trainer.pace = trainer.pace.entry(unit), Pace()
         lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
-        left = seconds_left(trainer.step, most, trainer.seconds)
+        left = (most - trainer.step) * trainer.seconds / trainer.step
         text = progress_text(unit, entry["loss"], lr, entry["tokens_per_second"], left)
         self.printer.show(text, trainer.step, most)
         self._log(split="train", **entry, lr=lr, seconds=trainer.seconds)

@@ -16,14 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...mistake import Mistake, shortened
-from ...runtime.files import (
-    UNFINISHED,
-    explain_write_error,
-    plain_file,
-    remove_unfinished,
-    unpack_limit,
-    wait_for,
-)
+from ...runtime.files import UNFINISHED, explain_write_error, plain_file, remove_unfinished, unpack_limit, wait_for
 from ..reading import DAMAGE, read_errors
 
 _PACKED = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}

@@ -121,7 +121,10 @@ def _source_files(name: str, source: str | Path | None) -> Iterator[dict[str, Pa
                 f"--source must be a folder, an archive or a file, and {places[0]} is missing, a pipe or a device."
             )
     else:
-        places = _download_all(dataset, downloads)
+        with explain_write_error(downloads):
+            downloads.mkdir(parents=True, exist_ok=True)
+        with wait_for(downloads / ".lock", f"downloading to {downloads}"):
+            places = list(dict.fromkeys(download(origins, downloads) for origins in dataset.downloads))
     names = list(dataset.files)
     found: dict[str, Path] = {}
     with ExitStack() as stack:
@@ -130,14 +133,6 @@ def _source_files(name: str, source: str | Path | None) -> Iterator[dict[str, Pa
         if len(dataset.files) == 1 and not found and places[0].is_file():
             found = {names[0]: places[0]}  # a file of any name
         yield found
-
-
-def _download_all(dataset: Dataset, downloads: Path) -> list[Path]:
-    """Download all files of a corpus, in one process at a time."""
-    with explain_write_error(downloads):
-        downloads.mkdir(parents=True, exist_ok=True)
-    with wait_for(downloads / ".lock", f"downloading to {downloads}"):
-        return list(dict.fromkeys(download(origins, downloads) for origins in dataset.downloads))
 
 
 def _files_in(place: Path, names: Sequence[str]) -> dict[str, Path]:

@@ -33,12 +33,7 @@ from ...run.parts import EXPORTED_VOCAB, dimensions, write_json
 from ...runtime.files import read_table, whole_folder
 from ..huggingface import OWN_TYPE, SCORE, weights_of
 from ..reading import read_model
-from .modeling_transformer_xl import (
-    TransformerXLForCausalLM,
-    TransformerXLForSequenceClassification,
-    TransformerXLHFConfig,
-    TransformerXLModel,
-)
+from . import modeling_transformer_xl as modeling
 from .tokenizer import fast_tokenizer
 
 _PACKAGE = Path(__file__).parents[2]
@@ -59,7 +54,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
         raise Mistake(f"--to-format huggingface is for models of kind transformer-xl, and this one's is {kind}.")
     config = config_of_run(run, model, {"bos_token_id": vocab.line_end or 0})
     with torch.device("meta"):
-        wrapped = TransformerXLForCausalLM(config)
+        wrapped = modeling.TransformerXLForCausalLM(config)
     wrapped.model = model
     # An empty prompt starts after a line end, as in our `generate`. A line end does not end a text.
     wrapped.generation_config = GenerationConfig(bos_token_id=config.bos_token_id)
@@ -74,20 +69,19 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
         (unfinished / "README.md").write_text(_card(loaded, Path(folder).name), encoding="utf-8")
 
 
-def config_of_run(run: RunConfig, model: TransformerXL, more: dict[str, Any]) -> TransformerXLHFConfig:
+def config_of_run(run: RunConfig, model: TransformerXL, more: dict[str, Any]) -> modeling.TransformerXLHFConfig:
     """The settings of a folder with this model, and `more` of transformers."""
     # A path would mean another file elsewhere, and describe the user's folders.
     named = (run.corpus.name, run.corpus.vocab)
     name, vocab = (given if given == last_part(given) else "" for given in named)
     corpus = replace(run.corpus, name=name, vocab=vocab)
     sections = {name: section for name, section in asdict(replace(run, corpus=corpus)).items() if name != "model"}
-    settings = (
-        asdict(model.config) | asdict(run.writing_lengths(run.eval_lengths)) | {"run": json.loads(json.dumps(sections))}
-    )
-    return TransformerXLHFConfig(**settings | more)
+    settings = asdict(model.config) | asdict(run.writing_lengths(run.eval_lengths))
+    settings["run"] = json.loads(json.dumps(sections))
+    return modeling.TransformerXLHFConfig(**settings | more)
 
 
-def read_classifier(folder: str | Path) -> TransformerXLForSequenceClassification:
+def read_classifier(folder: str | Path) -> modeling.TransformerXLForSequenceClassification:
     """The model of a folder of `TransfoXLForSequenceClassification` (transformers 2 to 4), whose classes are computed
     from the last token of a text. Save it by `save_pretrained`.
 
@@ -105,7 +99,7 @@ def read_classifier(folder: str | Path) -> TransformerXLForSequenceClassificatio
         raise Mistake(f"{path} must have a classifier's {SCORE}, [classes, {found.model.config.d_model}], got {has}.")
     kept = {name: stated[name] for name in ("id2label", "label2id", "problem_type") if name in stated}
     config = config_of_run(found.config, found.model, {"pooling": "last", "num_labels": len(score)} | kept)
-    model = TransformerXLForSequenceClassification(config)
+    model = modeling.TransformerXLForSequenceClassification(config)
     model.model.load_state_dict(found.model.state_dict())
     model.score.weight = torch.nn.Parameter(score.float())
     return model.eval()
@@ -118,10 +112,10 @@ def write_source(folder: str | Path) -> dict[str, str]:
     for name, content in (source_files() | {"LICENSE": licence}).items():
         (Path(folder) / name).write_text(content, encoding="utf-8")
     owners = {
-        "AutoConfig": TransformerXLHFConfig,
-        "AutoModel": TransformerXLModel,
-        "AutoModelForCausalLM": TransformerXLForCausalLM,
-        "AutoModelForSequenceClassification": TransformerXLForSequenceClassification,
+        "AutoConfig": modeling.TransformerXLHFConfig,
+        "AutoModel": modeling.TransformerXLModel,
+        "AutoModelForCausalLM": modeling.TransformerXLForCausalLM,
+        "AutoModelForSequenceClassification": modeling.TransformerXLForSequenceClassification,
     }
     return {auto: f"{_FIRST[-1]}.{owner.__name__}" for auto, owner in owners.items()}
 

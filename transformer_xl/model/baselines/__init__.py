@@ -13,8 +13,6 @@ from ..transformer_xl import TransformerXL, TransformerXLBackbone
 from .positions import AlRfou, Shaw, Vaswani
 from .recurrent import LSTM, QRNN
 
-__all__ = ["build_model", "check_rebuilt", "register"]
-
 _BACKBONES = TransformerXLBackbone, Shaw, Vaswani, AlRfou, LSTM, QRNN
 _KINDS: dict[str, tuple[type[nn.Module], type[TransformerXL]]] = {
     name: (backbone, TransformerXL) for name, backbone in zip(KINDS, _BACKBONES, strict=True)
