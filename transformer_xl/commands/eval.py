@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -84,6 +86,8 @@ class Eval:
         learned = corpus  # by the model, for its gradients
         if learning and learning.rule == "rms" and "train" not in corpus.header.splits:
             learned = trained.corpus(loaded.vocab, None, "train")
+        if how.batch_size > 1 and split.documents is None:
+            _tell_short(min(how.max_tokens or len(split.ids), len(split.ids)), how.batch_size, lengths)
         results, precision = [], trained.precision
         if learning and precision == "fp16" and self.precision == "auto":
             precision = "fp32"  # its gradients have no scale
@@ -163,3 +167,12 @@ class Eval:
                 rms = relative_rms(model, report_progress(loader, "measuring gradients"), lengths, precision=precision)
             model = Dynamic(model, learning, rms)
         return loaded._replace(model=model)
+
+
+def _tell_short(tokens: int, streams: int, lengths: Sequence[Lengths]) -> None:
+    """Say on standard error if the memory is empty or short for most of the tokens of a stream."""
+    longest = max(each.mem_len for each in lengths)
+    if tokens < 2 * longest * streams:
+        short = f"has {tokens // streams:,} tokens, less than twice the memory of {longest:,}"
+        told = f"txl: Each of the {streams} streams begins without a past, and {short}"
+        print(f"{told}: --batch-size 1 reads the text in one.", file=sys.stderr)
