@@ -69,14 +69,15 @@ class Train:
             if self.recipe is None:
                 from ..data.choose import choose_recipe
 
-                inherited: list[str] = []
+                unit, model = "byte", ""
                 if self.init is not None:
                     from ..interop.hub import local
                     from ..run.checkpoint import find_checkpoint, load_vocab
 
-                    inherited = ["--corpus.unit", load_vocab(find_checkpoint(local(self.init))).unit]
-                recipe, defaults, why = choose_recipe(self.data or "", [*inherited, *overrides])
-                why += f" The model and its vocabulary are those of {self.init}." * bool(inherited)
+                    unit = load_vocab(find_checkpoint(local(self.init))).unit
+                    model = f" The model and its vocabulary are those of {self.init}."
+                recipe, defaults, why = choose_recipe(self.data or "", overrides, unit)
+                why += model
             note = None if rank_and_size()[0] == 0 else recipes.unsaid
             config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data, note=note)
         if self.print_config:

@@ -61,8 +61,9 @@ Found = tuple[str, Sequence[str], int, str]
 """A recipe, settings that follow from the text, its tokens for training, and what the text is."""
 
 
-def choose_recipe(data: str, overrides: Sequence[str] = ()) -> ChosenRecipe:
-    """The recipe for `data`, the name of a corpus or the path of a text. The user's corpus.unit decides for a text.
+def choose_recipe(data: str, overrides: Sequence[str] = (), usual: Unit = "byte") -> ChosenRecipe:
+    """The recipe for `data`, the name of a corpus or the path of a text. The user's corpus.unit decides for a text, or
+    else the `usual` unit.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.
@@ -76,7 +77,7 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> ChosenRecipe:
     elif not path.exists():
         raise missing_corpus(data)
     else:
-        unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else "byte")
+        unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else "byte" if usual == "id" else usual)
         column = given_setting(overrides, "column") or ""
         found = (path if path.is_dir() else plain_file(path)).resolve()
         with unpack_if_archive(found, cache_folder()) as files:
