@@ -35,14 +35,10 @@ from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, clock
 from .choices import choices, resolve_settings
 from .optim import learning_rate
-from .resuming import check_resumed, with_own_choices
+from .resuming import check_resumed, replanned, with_own_choices
 from .step import Pace, Trainer
 from .trackers import Trackers
 from .writer import BackgroundWriter
-
-_FIXED = ("batch_size", "tgt_len", "context_len", "random_tgt_len", "passes", "short_share", "optimizer", "device")
-_FIXED += ("precision", "parallel", "compile", "cuda_graph", "recompute", "backend")
-"""Settings with which the loader, the optimizers and the model are made."""
 
 
 def fit(
@@ -185,14 +181,6 @@ def _settings_used(model: TransformerXL, config: TrainConfig, *, named: bool) ->
             backbone.recompute = recomputes
 
 
-def _replanned(before: TrainConfig, config: TrainConfig) -> TrainConfig:
-    """What `replan` returned, in which some settings must be those that training began with."""
-    changed = [name for name in _FIXED if getattr(config, name) != getattr(before, name)]
-    if changed:
-        raise Mistake(f"replan must leave {', '.join(changed)} as training began, and has changed it.")
-    return config
-
-
 def _trainer(
     model: TransformerXL, segments: StreamLoader, config: TrainConfig, last: Path | None, ranks: Ranks
 ) -> Trainer:
@@ -260,7 +248,7 @@ class _Loop:
                     raise KeyboardInterrupt from error
                 raise
             if self.replan is not None:
-                trainer.config = _replanned(trainer.config, self.replan(trainer))
+                trainer.config = replanned(trainer.config, self.replan(trainer))
                 self.config = replace(self.config, train=trainer.config, model=trainer.model.config)
             settings = trainer.config
             self.writer.check()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..config.problems import Problems
 from ..config.recipe import Setting, changed_settings, find_recipe, recipe_identity, settings_in, text_name
-from ..config.settings import RunConfig
+from ..config.settings import RunConfig, TrainConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..run.checkpoint import load_vocab
@@ -19,6 +19,10 @@ MAY_CHANGE = {
     *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
 }
 """Settings of [train] that may change when a run is resumed. All settings of [eval] may change too."""
+
+MADE_WITH = ("batch_size", "tgt_len", "context_len", "random_tgt_len", "passes", "short_share", "optimizer", "device")
+MADE_WITH += ("precision", "parallel", "compile", "cuda_graph", "recompute", "backend")
+"""Settings with which the loader, the optimizers and the model are made."""
 
 
 def resumed_settings(
@@ -112,3 +116,11 @@ def check_text(run: Run, corpus: Corpus) -> None:
 def name_of(init: Path | None) -> str:
     """The name by which a run records the run that it started from. The whole path could reveal its owner."""
     return "" if init is None else init.resolve().name
+
+
+def replanned(before: TrainConfig, config: TrainConfig) -> TrainConfig:
+    """What `replan` returned, in which some settings must be those that training began with."""
+    changed = [name for name in MADE_WITH if getattr(config, name) != getattr(before, name)]
+    if changed:
+        raise Mistake(f"replan must leave {', '.join(changed)} as training began, and has changed it.")
+    return config
