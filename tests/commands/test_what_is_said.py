@@ -271,6 +271,7 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
         ("generate run --stop= --top-k -1", "--top-k must be at least 0, got -1"),
         ("generate run --stop=", "--stop must be texts that are not empty"),
         ("score run none", "none is a folder. Name one of its files."),
+        ("train text-small --data text.txt --out /proc/none/x", "/proc/none/x could not be written: "),
         ("score run /dev/null", "/dev/null must be a file, and is a folder, a pipe or a device. Save"),
         ("generate run --prompt @", "There is no file ''. Give a text file"),
         (f"generate run --from-test 5 --at {'9' * 5000}", "--at must be a position, from 0, or random"),

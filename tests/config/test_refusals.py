@@ -181,6 +181,11 @@ def test_no_mistake_is_reported_twice_and_each_names_a_setting(dice: random.Rand
         assert names_in(overrides) & names_in(re.split("[ ,:]", sentence)), sentence
 
 
+def test_a_recipe_of_an_editor_that_marks_utf_8_is_read(tmp_path):
+    (tmp_path / "mine.toml").write_text("[train]\nlr = 0.5\n", encoding="utf-8-sig")
+    assert load_recipe(tmp_path / "mine.toml").train.lr == 0.5
+
+
 def test_a_refusal_holds_its_settings_and_reads_as_a_sentence_in_python():
     with pytest.raises(WrongSettings) as caught:
         TransformerXLConfig(vocab_size=5, cutoffs=(7,), dropout=2.0)

@@ -122,5 +122,5 @@ def replanned(before: TrainConfig, config: TrainConfig) -> TrainConfig:
     """What `replan` returned, in which some settings must be those that training began with."""
     changed = [name for name in MADE_WITH if getattr(config, name) != getattr(before, name)]
     if changed:
-        raise Mistake(f"replan must leave {', '.join(changed)} as training began, and has changed it.")
+        raise Mistake(f"replan must keep {', '.join(changed)} as in trainer.config: training is made with them.")
     return config
