@@ -341,17 +341,13 @@ def test_slow_and_countless_connections_are_closed(monkeypatch: pytest.MonkeyPat
                 answer += slow.recv(1000)
             slow.sendall(b"G")
             assert slow.recv(100) == b""
+        body = json.dumps({"prompt": "a", "max_tokens": 4000, "store": False}).encode()
+        length = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        post = head.replace(b"tokenize", b"v1/completions") + length + body
         with socket.create_connection(
-            address, timeout=10
+            address, timeout=60
         ) as both:  # the second request is here before the first answer
-            body = json.dumps({"prompt": "a", "max_tokens": 4000, "store": False}).encode()
-            length = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-            both.sendall(
-                b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                + head.replace(b"tokenize", b"v1/completions")
-                + length
-                + body
-            )
+            both.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + post)
             answer = b"".join(iter(lambda: both.recv(1 << 16), b""))
         assert answer.count(b" 200 ") == 2 and b"text_completion" in answer
         with (
