@@ -18,7 +18,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -102,13 +102,13 @@ def main(log: tyro.conf.Positional[str] = "", steps: int = 150, train_lines: int
     if log not in ("", "-") and (not Path(log).exists() or Path(log).is_dir()):
         sys.exit(f"LOG must be a file or a pipe, or - for standard input, got {log}.")
     lines = read(log) if log else made_up_log(2 * train_lines, first_planted=train_lines + 100)
-    first, following = list(islice(lines, max(train_lines, 0))), next(lines, None)
-    if not first or following is None:
-        sys.exit(f"LOG must have more than --train-lines = {train_lines:,} lines, at least one of them to learn from.")
+    first = list(islice(lines, max(train_lines, 0)))
+    if not 0 < train_lines <= len(first):
+        sys.exit(f"LOG must have more than --train-lines lines, at least one, got {len(first):,} and {train_lines:,}.")
     model = trained(first, steps)
     flagged: list[bool] = []
     planted = count = 0
-    for line, bits, strange in surprising(model, chain([following], lines)):
+    for line, bits, strange in surprising(model, lines):
         count, known = count + 1, line[9:].strip() in PLANTED
         planted += known
         if strange:
@@ -116,6 +116,8 @@ def main(log: tyro.conf.Positional[str] = "", steps: int = 150, train_lines: int
             print(f"{bits:5.2f} bits per byte: {line.strip()}")
         if count == 100:
             print(f"After {count:,} lines this process has {resident_mb():.0f} MB")
+    if not count:
+        sys.exit(f"LOG must have more than --train-lines = {train_lines:,} lines, and has no line to watch.")
     print(f"After {count:,} lines this process has {resident_mb():.0f} MB")
     if not log:
         print(f"Flagged {len(flagged)} lines; {sum(flagged)} of them are among the {planted} planted ones")

@@ -14,8 +14,10 @@ import torch
 from tiny_runs import TINY, printed
 
 from transformer_xl import TransformerXLConfig, load_model
+from transformer_xl.commands.eval import _tell_short
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
+from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.run.checkpoint import save_checkpoint
@@ -224,6 +226,7 @@ def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
     told = "train.backend is auto: kind = vaswani has no relative attention.\n"
     streams = capsys.readouterr()
     assert told in streams.err and ", auto; " in streams.out
+    assert main([*words(line), *TINY, "--resume"]) == 0
 
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no /dev/fd")
@@ -244,14 +247,26 @@ def test_a_chosen_recipe_reads_a_text_as_the_model_of_init_does(home, capsys):
     capsys.readouterr()
     assert main([*words("train --init of-words --data text.txt --out more --no-report"), *TINY[-2:]]) == 0
     told = capsys.readouterr().out
-    assert "is read as words" in told and "The model and its vocabulary are those of of-words." in told
+    assert "is read as words" in told and "the model and its vocabulary are those of of-words." in told
 
 
 def test_streams_too_short_for_the_memory_are_told(home, capsys):
-    told = "txl: Each of the 10 streams begins without a past, and has 10 tokens, less than twice the memory of 9: "
-    for more, said in (("--mem-len 0 9", True), ("--mem-len 5", False), ("--mem-len 9 --batch-size 1", False)):
+    told = "txl: Each of the 10 streams begins without a past, and has 10 tokens, less than twice the 9 "
+    for more, said in (
+        ("--mem-len 0 9", True),
+        ("--mem-len 5", False),
+        ("--mem-len 9 --batch-size 1", False),
+        ("--mem-len 9 --attn-len 3", False),
+    ):
         assert main(words(f"eval run --split train --max-tokens 100 {more}")) == 0
         assert (told in capsys.readouterr().err) == said
+
+
+def test_matches_look_back_further_than_the_memory(capsys):
+    model = TransformerXLConfig(vocab_size=9, matches=(2,), match_window=50)
+    for mem_len, tokens, said in ((5, 199, True), (5, 200, False), (0, 199, False)):
+        _tell_short(tokens, 2, [Lengths(tgt_len=5, mem_len=mem_len)], model)
+        assert ("99 tokens, less than twice the 50 that" in capsys.readouterr().err) == said
 
 
 def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):

@@ -96,6 +96,9 @@ def test_a_call_without_tokens_changes_nothing(kind: dict) -> None:
         out, after = step(model, none, state, call)
         assert out.shape == (2, 0, 14)
         torch.testing.assert_close(step(model, ids, after, call)[0], expected)
+        if isinstance(state, KVCache):
+            with pytest.raises(RuntimeError, match="has used this KVCache"):
+                step(model, none, state, call)
 
 
 def test_more_zeros_than_the_cache_has_are_refused() -> None:

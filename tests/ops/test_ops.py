@@ -384,11 +384,13 @@ def test_dropout_of_nearly_all_keeps_nearly_none() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @each_backend
 def test_a_call_of_no_queries_has_no_results(backend: str, causal: bool) -> None:
-    for shape in ((2, 3, 0, 8), (0, 3, 4, 8)):
-        q = torch.randn(shape, requires_grad=True)
-        r, bias = torch.randn(3, 2 * shape[2], 8), torch.randn(3, 8)
-        relative_attention(q, q, q, r, bias, bias, causal=causal, backend=backend).sum().backward()
-        assert q.grad is not None and q.grad.shape == shape
+    for rows, queries, keys in ((2, 0, 4), (2, 0, 0), (0, 4, 4)):
+        shapes = [(rows, 3, queries, 8), *[(rows, 3, keys, 8)] * 2, (3, keys + queries, 8), (3, 8), (3, 8)]
+        inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        out = relative_attention(*inputs, causal=causal, backend=backend)
+        assert out.shape == shapes[0]
+        for x, gradient in zip(inputs, torch.autograd.grad(out.sum(), inputs), strict=True):
+            assert torch.equal(gradient, torch.zeros_like(x))
 
 
 def test_dropout_keeps_one_byte_per_element_for_backward() -> None:

@@ -325,7 +325,8 @@ def test_losses_of_another_validation_are_not_compared(tmp_path, model, section,
         save(tmp_path, model, step, valid_loss=loss)
     save(tmp_path, model, 20, other, valid_loss=2.5)
     assert Run(tmp_path).best == Run(tmp_path).checkpoint(20)
-    split = replace(other, eval=replace(other.eval, split="train", max_tokens=9))
+    spelt = replace(other.eval, split="train", max_tokens=9, tgt_len=other.train.tgt_len)  # the same as None
+    split = replace(other, eval=spelt)
     save(tmp_path, model, 30, split, valid_loss=2.75, keep=1)
     assert Run(tmp_path).checkpoints() == [Run(tmp_path).checkpoint(step) for step in (10, 20, 30)]
     assert Run(tmp_path).best == Run(tmp_path).checkpoint(20)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import arg
 
 from ..config.problems import OPTION, Problems
-from ..config.settings import EvalConfig, Lengths
+from ..config.settings import EvalConfig, Lengths, TransformerXLConfig
 from ..runtime.terminal import report_progress
 from .shared import Part, Precision, RunFolder, Size, Sizes, SizesOrNone, TextPath
 
@@ -86,8 +86,9 @@ class Eval:
         learned = corpus  # by the model, for its gradients
         if learning and learning.rule == "rms" and "train" not in corpus.header.splits:
             learned = trained.corpus(loaded.vocab, None, "train")
-        if how.batch_size > 1 and split.documents is None:
-            _tell_short(min(how.max_tokens or len(split.ids), len(split.ids)), how.batch_size, lengths)
+        if split.documents is None:
+            tokens = min(how.max_tokens or len(split.ids), len(split.ids))
+            _tell_short(tokens, min(how.batch_size, tokens - 1), lengths, loaded.config.model)
         results, precision = [], trained.precision
         if learning and precision == "fp16" and self.precision == "auto":
             precision = "fp32"  # its gradients have no scale
@@ -169,10 +170,12 @@ class Eval:
         return loaded._replace(model=model)
 
 
-def _tell_short(tokens: int, streams: int, lengths: Sequence[Lengths]) -> None:
-    """Say on standard error if the memory is empty or short for most of the tokens of a stream."""
-    longest = max(each.mem_len for each in lengths)
-    if tokens < 2 * longest * streams:
-        short = f"has {tokens // streams:,} tokens, less than twice the memory of {longest:,}"
+def _tell_short(tokens: int, streams: int, lengths: Sequence[Lengths], model: TransformerXLConfig) -> None:
+    """Say on standard error if a stream is less than twice as long as what the model looks back on."""
+    longest = max(min(each.mem_len, each.attn_len or each.mem_len) for each in lengths)
+    if longest and model.matches:
+        longest = max(longest, model.match_window)
+    if streams > 1 and tokens < 2 * longest * streams:
+        short = f"has {tokens // streams:,} tokens, less than twice the {longest:,} that the model looks back on"
         told = f"txl: Each of the {streams} streams begins without a past, and {short}"
         print(f"{told}: --batch-size 1 reads the text in one.", file=sys.stderr)

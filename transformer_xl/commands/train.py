@@ -69,15 +69,13 @@ class Train:
             if self.recipe is None:
                 from ..data.choose import choose_recipe
 
-                unit, model = "byte", ""
+                unit = "byte"
                 if self.init is not None:
                     from ..interop.hub import local
                     from ..run.checkpoint import find_checkpoint, load_vocab
 
                     unit = load_vocab(find_checkpoint(local(self.init))).unit
-                    model = f" The model and its vocabulary are those of {self.init}."
                 recipe, defaults, why = choose_recipe(self.data or "", overrides, unit)
-                why += model
             note = None if rank_and_size()[0] == 0 else recipes.unsaid
             config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data, note=note)
         if self.print_config:
@@ -89,6 +87,8 @@ class Train:
         from ..train.start import Origin
 
         origin = Origin()
+        if why and self.init is not None:
+            why += f" Only its training is used: the model and its vocabulary are those of {self.init}."
         if not resume:
             init = local(self.init) if self.init else None
             given = recipes.chosen_settings(self.recipe, overrides, self.data)

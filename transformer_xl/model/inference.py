@@ -80,8 +80,8 @@ class KVCache:
         """The cache itself, which already has the zeros of its `Lengths`; more are refused."""
         if self.ground is not None and mem_len > self.length:
             raise Mistake(
-                f"mem_len must be at most {self.length} with zero_memory, as the KVCache was made for, got {mem_len}. "
-                "Make one for these lengths by `empty_cache`."
+                f"mem_len must be at most {self.length} with zero_memory, which the KVCache holds, got {mem_len}. Make "
+                "one for these lengths by `empty_cache`."
             )
         return self
 
@@ -100,7 +100,7 @@ class KVCache:
         if torch.is_grad_enabled():
             raise Mistake("A KVCache is for inference: call under torch.no_grad(), or give a Memory.")
         self._make_room(tokens)
-        needed = next_multiple(self.length + tokens) if tokens > 1 else self.length + tokens
+        needed = next_multiple(self.length + tokens) if tokens > 1 else max(self.length + tokens, 1)
         filling = self.length < self.lengths.mem_len
         if self.reach < needed:
             return max(needed, 2 * self.reach) if filling else needed

@@ -142,10 +142,8 @@ class TransformerXLBackbone(nn.Module):
                 "begins must be left out with zero_memory, whose zeros come before a row, and for vaswani and al-rfou, "
                 f"whose positions count from its start; got kind = {self.config.kind}."
             )
-        if not x.shape[1]:
-            return [x] * len(self.layers), self.remember(state, [x] * len(self.layers), lengths)
         x = self.dropout(x)
-        first = first_keys(state.length, state.valid, begins)
+        first = first_keys(state.length, state.valid, begins if x.shape[1] else None)
         pasts, positions = self.context(state, x, lengths)
         recompute = self.recompute and torch.is_grad_enabled()
         inputs, outputs = [], []
@@ -172,7 +170,8 @@ class TransformerXLBackbone(nn.Module):
     ) -> tuple[Sequence[Tensor | Projected], Iterable[Positions | None]]:
         """For each layer: its earlier inputs, or their keys and values; and its positions."""
         if isinstance(state, Memory):
-            return state.layers, self.positions(state.length + x.shape[1], lengths.clamp_len, x)
+            length = max(state.length + x.shape[1], 1)  # a call of no tokens has distance 0, too
+            return state.layers, self.positions(length, lengths.clamp_len, x)
         reach = state.begin(x.shape[1], lengths)
         if state.reach < reach:
             state.keep_positions(self.positions(reach, lengths.clamp_len, x), reach)

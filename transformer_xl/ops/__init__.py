@@ -70,8 +70,8 @@ def relative_attention(
     if not 0 <= dropout_p < 1:
         raise Mistake(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
     name = check_backend(backend)
-    if not q.numel():
-        return q.clone()
+    if not q.numel():  # nothing, whose gradients are zeros
+        return q + 0 * (k.sum() + v.sum() + r.sum() + content_bias.sum() + position_bias.sum()).to(q.dtype)
     if name == "auto" and torch._C._are_functorch_transforms_active():
         name = "strided"  # requires_grad says nothing inside vmap, and only this has all derivatives
     if name == "auto":

@@ -106,10 +106,10 @@ class Run:
         return [path for _, path in lowest.values()]
 
     def prune(self, keep: int) -> None:
-        """Remove all checkpoints except the last `keep` and the best one of each way to measure the loss."""
+        """Remove all checkpoints except the last `keep` and the best one of the last two ways to measure the loss."""
         assert keep >= 1, f"prune must keep at least one checkpoint, got keep={keep}"
         # A damaged one must not stop a run.
-        kept = {*self.checkpoints()[-keep:], *self._lowest(_header_if_sound)}
+        kept = {*self.checkpoints()[-keep:], *self._lowest(_header_if_sound)[:2]}
         for path in self.checkpoints():
             if path not in kept:
                 files.remove_folder(path)
@@ -235,7 +235,8 @@ def _header_if_sound(folder: Path) -> dict[str, Any]:
 def _validation(header: dict[str, Any]) -> str:
     """The settings of a checkpoint's validation that may change when its run goes on."""
     train, scored = (header[name] if isinstance(header.get(name), dict) else {} for name in ("train", "eval"))
-    return json.dumps({**scored, "split": "valid", "max_tokens": train.get("eval_tokens")}, sort_keys=True)
+    used = {name: train.get(name) if value is None else value for name, value in scored.items()}
+    return json.dumps({**used, "split": "valid", "max_tokens": train.get("eval_tokens")}, sort_keys=True)
 
 
 def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -> Path:

@@ -44,8 +44,8 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
     try:
         model = replace(config.model, vocab_size=size, document_end=end)
     except WrongSettings as error:
-        name = f"vocab_size is the size of the vocabulary of {config.corpus.name}"
-        raise Mistake("\n".join(f"{each.named('model.{}')} ({name}.)" for each in error.problems)) from error
+        name = f"model.vocab_size is the size of the vocabulary of {config.corpus.name}"
+        raise Mistake("\n".join(f"{each.named('model.{}')} {name}." for each in error.problems)) from error
     return replace(config, model=model, train=train)
 
 

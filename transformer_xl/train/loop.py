@@ -113,7 +113,7 @@ def fit(
         loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, printer, replan, check_lock)
         loop.train(received)
         writer.wait()
-        if replan is not None:
+        if replan is not None and ranks.first:
             run.write_settings(loop.config)
         [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is written
     return trainer.step >= trainer.config.max_steps and not signals
@@ -244,8 +244,8 @@ class _Loop:
             try:
                 result = trainer.advance(received)
             except RuntimeError as error:
-                if received and trainer.config.compile:  # a signal to the whole group has ended the compiler, too
-                    raise KeyboardInterrupt from error
+                if received and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                    raise KeyboardInterrupt from error  # a signal to the whole group has ended the compiler, too
                 raise
             if self.replan is not None:
                 trainer.config = replanned(trainer.config, self.replan(trainer))
