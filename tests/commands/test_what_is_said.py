@@ -17,7 +17,7 @@ from transformer_xl import TransformerXLConfig, load_model
 from transformer_xl.commands.eval import _tell_short
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
-from transformer_xl.config.settings import Lengths, TransformerXLConfig
+from transformer_xl.config.settings import Lengths
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.run.checkpoint import save_checkpoint
