@@ -288,6 +288,7 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
         ("score run none", "none is a folder. Name one of its files."),
         ("train text-small --data text.txt --out /proc/none/x", "/proc/none/x could not be written: "),
         ("score run /dev/null", "/dev/null must be a file, and is a folder, a pipe or a device. Save"),
+        ("generate run --prompt '@a\rb'", "There is no file a\\rb. Give a text file"),
         ("generate run --prompt @", "There is no file ''. Give a text file"),
         (f"generate run --from-test 5 --at {'9' * 5000}", "--at must be a position, from 0, or random"),
         ("--help extra", "env, got 'extra'."),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..mistake import Mistake
+from ..mistake import Mistake, printable
 from ..runtime.files import check_unpacked, plain_file
 from .bpe import last_cut, next_character
 from .tables import is_table, row_texts
@@ -216,7 +216,8 @@ def read_text(file: str) -> bytes:
     if file and Path(file).is_dir():
         raise Mistake(f"{file} is a folder. Name one of its files.")
     if not file or not plain_file(Path(file)).exists():
-        raise FileNotFoundError(f"There is no file {file or repr(file)}. Give a text file, or - for standard input.")
+        name = printable(file) or "''"
+        raise FileNotFoundError(f"There is no file {name}. Give a text file, or - for standard input.")
     return read_file(Path(file))
 
 
