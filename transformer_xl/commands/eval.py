@@ -177,5 +177,5 @@ def _tell_short(tokens: int, streams: int, lengths: Sequence[Lengths], model: Tr
         longest = max(longest, model.match_window)
     if streams > 1 and tokens < 2 * longest * streams:
         short = f"has {tokens // streams:,} tokens, less than twice the {longest:,} that the model looks back on"
-        told = f"txl: Each of the {streams} streams begins without a past, and {short}"
-        print(f"{told}: --batch-size 1 reads the text in one.", file=sys.stderr)
+        each = f"txl: Each of the {streams} streams begins without a past"
+        print(f"{each}, and {short}: --batch-size 1 reads the text in one.", file=sys.stderr)

@@ -41,7 +41,7 @@ class Report:
         from ..report.page import write_page
 
         for run in self.runs:
-            read_run(run, run.name)  # refuses what is none, before the model of another one runs
+            read_run(run, run.name)  # refuse a folder that is no run before a model runs
         for run in self.runs if self.model else ():
             try:  # if the text is missing, the page has the other parts
                 if (run / "checkpoints").is_dir():
