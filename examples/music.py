@@ -61,7 +61,7 @@ def write_ids(folder: Path, most: int) -> None:
         for key in range(-5, 7) if split == "train" else (0,):
             pieces[split].append(np.pad((1 + 64 * np.arange(4) + grid + key * (grid > REST)).ravel(), 1))
     if not all(pieces.values()):
-        raise SystemExit(f"--chorales must be so many that each split has one, got {most}.")
+        raise SystemExit(f"--chorales must be large enough for a chorale in each split, got {most}.")
     for split, found in pieces.items():
         (folder / split).mkdir(parents=True)
         for number, piece in enumerate(np.random.default_rng(1).permutation(len(found))):

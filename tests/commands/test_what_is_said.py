@@ -14,7 +14,7 @@ import torch
 from tiny_runs import TINY, printed
 
 from transformer_xl import TransformerXLConfig, load_model
-from transformer_xl.commands.eval import _tell_short
+from transformer_xl.commands.eval import _warn_of_short_streams
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import Lengths
@@ -265,7 +265,7 @@ def test_streams_too_short_for_the_memory_are_told(home, capsys):
 def test_matches_look_back_further_than_the_memory(capsys):
     model = TransformerXLConfig(vocab_size=9, matches=(2,), match_window=50)
     for mem_len, tokens, said in ((5, 199, True), (5, 200, False), (0, 199, False)):
-        _tell_short(tokens, 2, [Lengths(tgt_len=5, mem_len=mem_len)], model)
+        _warn_of_short_streams(tokens, 2, [Lengths(tgt_len=5, mem_len=mem_len)], model)
         assert ("99 tokens, less than twice the 50 that" in capsys.readouterr().err) == said
 
 

@@ -79,7 +79,8 @@ class Attention:
         trained.refuse_infinite(average.sums, average.entropy)
         looks, targets = [], []
         for position in positions:
-            start, end = int(documents[documents <= position][-1]), int([*documents[documents > position], len(ids)][0])
+            start = int(documents[documents <= position][-1])
+            end = int([*documents[documents > position], len(ids)][0])
             look = partial(attention.position_attention, precision=precision, start=start)
             looks.append(look(loaded.model, ids, position, lengths))
             if lengths.mem_len and position > start:

@@ -150,8 +150,9 @@ def show(run: Run, corpus: Corpus, end: float) -> int:
     from ..runtime.ranks import Ranks
     from ..train.start import Origin, prepare, train_and_save
 
-    clock = ["--train.eval-every", "0", "--train.save-every", "0"]  # it decides
-    config = load_recipe("text-fast", [*clock, "--eval.batch-size", "32"])  # faster, and the text is long
+    settings = ["--train.eval-every", "0", "--train.save-every", "0"]  # the clock decides
+    settings += ["--eval.batch-size", "32"]  # faster, and the text is long
+    config = load_recipe("text-fast", settings)
     config = replace(config, corpus=replace(config.corpus, name=str(corpus.path)))
     start = prepare(config, run, Origin("text-fast"), Ranks())
     test = corpus.split("test")

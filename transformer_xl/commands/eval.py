@@ -88,7 +88,7 @@ class Eval:
             learned = trained.corpus(loaded.vocab, None, "train")
         if split.documents is None:
             tokens = min(how.max_tokens or len(split.ids), len(split.ids))
-            _tell_short(tokens, min(how.batch_size, tokens - 1), lengths, loaded.config.model)
+            _warn_of_short_streams(tokens, min(how.batch_size, tokens - 1), lengths, loaded.config.model)
         results, precision = [], trained.precision
         if learning and precision == "fp16" and self.precision == "auto":
             precision = "fp32"  # its gradients have no scale
@@ -170,12 +170,12 @@ class Eval:
         return loaded._replace(model=model)
 
 
-def _tell_short(tokens: int, streams: int, lengths: Sequence[Lengths], model: TransformerXLConfig) -> None:
-    """Say on standard error if a stream is less than twice as long as what the model looks back on."""
+def _warn_of_short_streams(tokens: int, streams: int, lengths: Sequence[Lengths], model: TransformerXLConfig) -> None:
+    """Print a warning if a stream has less than twice the tokens that the model sees before a token."""
     longest = max(min(each.mem_len, each.attn_len or each.mem_len) for each in lengths)
     if longest and model.matches:
         longest = max(longest, model.match_window)
     if streams > 1 and tokens < 2 * longest * streams:
-        short = f"has {tokens // streams:,} tokens, less than twice the {longest:,} that the model looks back on"
-        each = f"txl: Each of the {streams} streams begins without a past"
-        print(f"{each}, and {short}: --batch-size 1 reads the text in one.", file=sys.stderr)
+        short = f"has {tokens // streams:,} tokens, less than twice the {longest:,} that the model sees before a token"
+        begins = f"txl: Each of the {streams} streams begins without a past"
+        print(f"{begins}, and {short}: --batch-size 1 reads the text in one.", file=sys.stderr)

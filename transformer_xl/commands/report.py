@@ -40,7 +40,7 @@ class Report:
         resolve_device(self.device)
         from ..report.page import write_page
 
-        for run in self.runs:
+        for run in self.runs if self.model else ():
             read_run(run, run.name)  # refuse a folder that is no run before a model runs
         for run in self.runs if self.model else ():
             try:  # if the text is missing, the page has the other parts

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name, unsaid
 from ..config.values import listing
 from ..mistake import Mistake
-from ..runtime.files import plain_file
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS
 from .datasets import cache_folder, missing_corpus, store_of
 from .header import Header
 from .ids import id_blocks, largest_id
-from .reading import expand_home, pieces
+from .reading import expand_home, pieces, resolved
 from .texts import read_splits
 from .vocab import Unit
 
@@ -79,8 +78,7 @@ def choose_recipe(data: str, overrides: Sequence[str] = (), usual: Unit = "byte"
     else:
         unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else "byte" if usual == "id" else usual)
         column = given_setting(overrides, "column") or ""
-        found = (path if path.is_dir() else plain_file(path)).resolve()
-        with unpack_if_archive(found, cache_folder()) as files:
+        with unpack_if_archive(resolved(path), cache_folder()) as files:
             recipe, words, tokens, what = _of_ids(files) if unit == "id" else _of_text(files, unit, column)
     paced, how = _pace(recipe, tokens, overrides)
     return ChosenRecipe(recipe, (*words, *paced), f"{_named(recipe)}: {_quote(data)} {what}; {how}{_another(data)}.")

@@ -17,13 +17,12 @@ import platformdirs
 
 from ..config.settings import CorpusConfig
 from ..mistake import Mistake
-from ..runtime.files import plain_file
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
 from .header import VERSION
 from .ids import MOST_IDS, largest_id
-from .reading import expand_home, pieces, read_file
+from .reading import expand_home, pieces, read_file, resolved
 from .texts import read_splits
 from .vocab import Newlines, Vocab
 
@@ -151,7 +150,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
     settings = [VERSION, unit, newlines, config.min_count, config.reset_documents]
     settings += [config.bpe_size] if unit == "bpe" else []
     settings += [config.column] if config.column else []
-    path, notes = (path if path.is_dir() else plain_file(path)).resolve(), []
+    path, notes = resolved(path), []
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole=whole, column=config.column)
         if config.column and begins and not texts.documents:

@@ -115,23 +115,23 @@ def _source_files(name: str, source: str | Path | None) -> Iterator[dict[str, Pa
     dataset = DATASETS[name]
     downloads = cache_folder() / "downloads" / name
     if source is not None:
-        places = [expand_home(source)]
-        if not (places[0].is_dir() or places[0].is_file()):
+        paths = [expand_home(source)]
+        if not (paths[0].is_dir() or paths[0].is_file()):
             raise FileNotFoundError(
-                f"--source must be a folder, an archive or a file, and {places[0]} is missing, a pipe or a device."
+                f"--source must be a folder, an archive or a file, and {paths[0]} is missing, a pipe or a device."
             )
     else:
         with explain_write_error(downloads):
             downloads.mkdir(parents=True, exist_ok=True)
         with wait_for(downloads / ".lock", f"downloading to {downloads}"):
-            places = list(dict.fromkeys(download(origins, downloads) for origins in dataset.downloads))
+            paths = list(dict.fromkeys(download(origins, downloads) for origins in dataset.downloads))
     names = list(dataset.files)
     found: dict[str, Path] = {}
     with ExitStack() as stack:
-        for place in places:
-            found |= _files_in(stack.enter_context(unpack_if_archive(place, downloads)), names)
-        if len(dataset.files) == 1 and not found and places[0].is_file():
-            found = {names[0]: places[0]}  # a file of any name
+        for path in paths:
+            found |= _files_in(stack.enter_context(unpack_if_archive(path, downloads)), names)
+        if len(dataset.files) == 1 and not found and paths[0].is_file():
+            found = {names[0]: paths[0]}  # a file of any name
         yield found
 
 
