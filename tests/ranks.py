@@ -136,7 +136,7 @@ def scored(trainer: Trainer, batch_size: int) -> Tensor:
     """Nats and number of the targets of a text whose streams are dealt out."""
     rows = trainer.ranks.rows(batch_size)
     loader = StreamLoader(tokens()[:101], batch_size=batch_size, tgt_len=5, rows=rows)
-    result = evaluate(trainer.readable(), loader, trainer.config.lengths, total=trainer.ranks.total)
+    result = evaluate(trainer.whole_model(), loader, trainer.config.lengths, total=trainer.ranks.total)
     return torch.tensor([result.nats, result.targets], dtype=torch.float64)
 
 

@@ -67,8 +67,9 @@ def test_a_text_has_the_token_itself(tmp_path: Path, unit: Unit, joined: str) ->
 def test_ids_get_it_between_their_documents(tmp_path: Path) -> None:
     songs = np.random.default_rng(0).integers(1, 10, (40, 3), np.uint16)
     np.save(tmp_path / "songs.npy", songs)
-    found = opened(tmp_path / "songs.npy", "id", "9").split("train")
-    whole = opened(tmp_path / "songs.npy", "id", "").split("train")
+    marked, plain = (opened(tmp_path / "songs.npy", "id", end) for end in ("9", ""))
+    assert marked.header.splits["train"].bytes == plain.header.splits["train"].bytes, "the file's"
+    found, whole = marked.split("train"), plain.split("train")
     assert found.documents is None and whole.documents is not None
     expected = [part if part[-1] == 9 else [*part, 9] for part in np.split(whole.ids, whole.documents[1:])]
     assert found.ids.tolist() == [number for part in expected for number in part]

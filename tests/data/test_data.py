@@ -853,7 +853,7 @@ class TestVocabFile:
     @pytest.mark.parametrize(
         ("content", "sentence"),
         [
-            (b"the 1\n\nof the 2\n", r"one a line, .* line 3 is 'of the 2'"),
+            (b"the 1\n\nof the 2\n", r"one per line, .* line 3 is 'of the 2'"),
             (b"the 1\nof\n", r"line 2 is 'of'"),
             (b"the\nof 1\n", r"line 2 is 'of 1'"),
             (b"the\nof\nthe\n", r"each word once, .* line 3 is 'the'"),

@@ -166,6 +166,10 @@ def test_mistakes_are_refused_in_a_sentence() -> None:
             StreamLoader(Split(ids[:size], None, "valid"), batch_size=1, tgt_len=1)
     with pytest.raises(ValueError, match="nothing to score"):
         StreamLoader(ids[:2], batch_size=1, tgt_len=1, documents=[0, 1])
+    with pytest.raises(Mistake, match="must start at 0"):
+        StreamLoader(ids, batch_size=1, tgt_len=1, documents=[2, 5])
+    with pytest.raises(Mistake, match="shuffle must be None"):
+        StreamLoader(ids, batch_size=1, tgt_len=1, shuffle=(0, 1), passes=2)
     with pytest.raises(Mistake, match="count from 0, got -1"):
         StreamLoader(ids, batch_size=1, tgt_len=2).segment(-1)
 

@@ -61,9 +61,11 @@ def test_a_product_with_second_derivatives_is_the_change_of_the_gradient() -> No
         torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_rows_may_differ_in_their_mask_alone() -> None:
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # vmap of PyTorch's fused attention
+@pytest.mark.parametrize("backend", ["auto", "strided", "sdpa"])
+def test_rows_may_differ_in_their_mask_alone(backend: str) -> None:
     torch.manual_seed(1)
     q, r, bias = torch.randn(2, 2, 4, 3), torch.randn(2, 4, 3), torch.randn(2, 3)
     masks = torch.tensor([[0, 0], [-1, -2]])
-    found = vmap(lambda valid: relative_attention(q, q, q, r, bias, bias, valid=valid))(masks)
+    found = vmap(lambda valid: relative_attention(q, q, q, r, bias, bias, valid=valid, backend=backend))(masks)
     torch.testing.assert_close(found, torch.stack([relative_attention(q, q, q, r, bias, bias, valid=m) for m in masks]))

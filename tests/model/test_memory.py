@@ -86,6 +86,11 @@ def test_rows_to_reset_are_marks_of_any_kind_and_nothing_else(kind: str) -> None
             state().reset(other)
 
 
+def test_padding_stays_padding_after_a_reset() -> None:
+    memory = Memory((torch.ones(2, 0, 4),), torch.tensor([-2, -1]))
+    assert memory.reset([True, False]).counts.tolist() == [-2, -1]
+
+
 def test_a_saved_memory_is_loaded_without_executing_code(tmp_path: Path) -> None:
     memory = Memory((torch.ones(2, 3, 4),), torch.tensor([1, 3]))
     torch.save(memory, tmp_path / "memory.pt")

@@ -194,7 +194,7 @@ def test_backward_holds_the_scores_of_few_rows(monkeypatch: pytest.MonkeyPatch) 
     case = Case(queries=2048, memory=2048, batch=16, heads=2, head_size=64)
     inputs = make_inputs(case, torch.bfloat16, DEVICE)
     one_row = case.heads * case.queries * (case.queries + case.memory) * 2
-    monkeypatch.setattr(fused, "SCORES", one_row)
+    monkeypatch.setattr(fused, "SCORE_BYTES", one_row)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     relative_attention(**inputs, backend="triton").sum().backward()
@@ -214,7 +214,7 @@ def test_rows_may_be_taken_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         return list(torch.autograd.grad(out.square().sum(), [inputs[name] for name in NAMES]))
 
     whole = gradients()
-    monkeypatch.setattr(fused, "SCORES", 1)
+    monkeypatch.setattr(fused, "SCORE_BYTES", 1)
     for one, other in zip(whole, gradients(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
 _BYTES_BORDER = re.compile(BORDER.pattern.encode())
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
-"""Bytes that are encoded together, and without a border at most before a text is cut all the same: the library takes
-130 bytes of memory for each byte of text without one, such as Chinese or DNA."""
+"""Maximum bytes of a slice, slices of a batch, and characters of a part of a long word. Text without a border, such as
+Chinese or DNA, is cut into slices too, because the library takes 130 bytes of memory for each of its bytes."""
 _PARTS, _LONG = 1 << 12, 50
 """Maximum number of parts of long words, of `_WORD` characters, in which pairs are counted, because the library keeps
 each word and needs 60 times its size; and the mean length from which on words are long, in characters."""
@@ -84,8 +84,8 @@ def renumber(content: str, order: Sequence[int]) -> str:
 
 
 def last_cut(text: bytes | bytearray) -> int:
-    """The last position at which `text`, which begins where it may be cut and may continue, can be cut; 0 if there is
-    none: a border, or, 16 KB after the last of them, the next character."""
+    """The last position at which `text` can be cut; 0 if there is none. `text` begins at a cut and may continue. Cuts
+    are at borders and, after the last border, at the next character every 16 KB."""
     cut = _last_border(text, 0, len(text) - 2)
     while (after := next_character(text, cut + _SLICE)) < len(text):
         cut = after

@@ -24,8 +24,8 @@ from ..mistake import Mistake
 from ..runtime.files import digest_of, explain_write_error, read_table, remove_unfinished, wait_for, whole_folder
 from .bpe import renumber, train_bpe
 from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage
-from .ids import document_starts, id_blocks
-from .reading import Text, documents, pieces
+from .ids import document_starts, id_blocks, read_ids
+from .reading import Span, Text, documents, pieces
 from .vocab import Newlines, Unit, Vocab
 
 _COUNTED = 1 << 20
@@ -325,8 +325,11 @@ def _encode(
     """The ids of a text, piece by piece, and the size of each piece in bytes. `opens`: a sentence may begin here. The
     id `end` follows each document."""
     if vocab.unit == "id":
+        assert isinstance(text, Span), "ids are in a file"
+        size = read_ids(text.file).ids[text.start : text.end].nbytes  # without the ids that end documents
         for block in id_blocks(text, len(vocab), end):
-            yield block.astype(vocab.dtype), block.nbytes
+            yield block.astype(vocab.dtype), size
+            size = 0
         return
     tokens, opens, last = 0, opens and vocab.newlines == "sentence", vocab.opening_ids
     for piece in pieces(text, vocab.unit):

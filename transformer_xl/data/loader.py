@@ -185,8 +185,9 @@ class StreamLoader:
         rows: the streams that this rank reads; None reads all. Slices that partition `range(batch_size)` give the same
             number of segments with the same width, and their rows together are all rows. An empty slice gives no
             segments.
-        paired: streams 2i and 2i + 1 take turns of 64 segments in the text of stream i of half as many streams. Each
-            turn starts with `reset`. Documents are dealt out as ever.
+        paired: streams 2i and 2i + 1 share the text that stream i has with half as many streams: of each 128 segments
+            the first stream reads 64, the second the next 64. Each turn starts with `reset`. Documents are distributed
+            as without it.
     """
 
     def __init__(
@@ -216,15 +217,16 @@ class StreamLoader:
         self.short: Callable[[], StreamLoader] = partial(
             StreamLoader, split, batch_size=2 * batch_size, tgt_len=tgt_len // 2, paired=True, **others
         )
-        """Make a loader with twice as many streams and half of `tgt_len`. Without documents, it has read the
-        same text after each multiple of 64 segments."""
+        """Makes a loader with twice as many streams and half of `tgt_len`. Without documents both have read the same
+        text after every 64 segments."""
         if isinstance(split, Split):
             documents = split.documents if documents is None else documents
         self._tokens: Any = np.asarray(split.ids if isinstance(split, Split) else split)
         if len(self._tokens) < 2:
             name = f"{split.name} split" if isinstance(split, Split) else "text"
             raise Mistake(f"The {name} must have at least 2 tokens, the first is context; got {len(self._tokens)}.")
-        assert documents is None or shuffle is None, "a document's lines have an order"
+        if shuffle is not None and (documents is not None or passes > 1):
+            raise Mistake("shuffle must be None with documents or several passes. Leave one of them out.")
         if passes > 1:
             if documents is not None:
                 raise Mistake(f"passes must be 1 where documents start segments of their own, got {passes}.")
@@ -237,7 +239,8 @@ class StreamLoader:
         self._shuffle, self._shuffled = shuffle, (-1, self._tokens)
         limit = max_tokens or len(self._tokens)
         self._all = self._streams(limit, paired) if documents is None else self._documents(np.asarray(documents), limit)
-        self._rows = self._all[slice(None) if rows is None else rows]
+        self._chosen = slice(None) if rows is None else rows
+        self._rows = self._all[self._chosen]
         self.targets: int = sum(row.targets for row in self._rows)
         """Number of targets in the chosen rows in an epoch."""
         self._seed, self._cuts = random_seed, (-1, np.zeros(0, np.int64))
@@ -263,11 +266,11 @@ class StreamLoader:
         tokens_of_rows = np.full((len(self._rows), width + 1), -1, np.int64)
         reset = np.full(len(self._rows), index == 0)
         unscored = np.zeros(len(self._rows), np.int64)
-        for i, row in enumerate(self._rows):
-            start, count, done = self._locate(row, epoch, index)
+        for i, (start, count, done) in enumerate(windows[self._chosen]):
             if count:
-                again = unscored[i] = min(done, self.context_len)
+                again = min(done, self.context_len)
                 tokens_of_rows[i, : again + count + 1] = tokens[start - again : start + count + 1]
+                unscored[i] = again
                 reset[i] |= done == 0
         ids, targets = np.maximum(tokens_of_rows[:, :-1], 0), tokens_of_rows[:, 1:].copy()
         targets[np.arange(width) < unscored[:, None]] = -1
@@ -317,7 +320,8 @@ class StreamLoader:
 
     def _documents(self, starts: Int[np.ndarray, " D"], limit: int) -> list[_Row]:
         targets = np.diff(starts, append=len(self._tokens)) - 1
-        assert starts[0] == 0 and targets.min() >= 0, "documents must start at 0 and increase within the text"
+        if starts[0] or targets.min() < 0:
+            raise Mistake("documents must start at 0 and increase within the text.")
         if not targets.any():
             raise Mistake("Every document is a single token, which is context only; there is nothing to score.")
         before = np.cumsum(targets) - targets

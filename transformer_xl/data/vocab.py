@@ -66,7 +66,8 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """Make a vocabulary of the bytes, characters or words of `texts`, the most frequent first, then the first.
+        """Make a vocabulary of the bytes, characters or words of `texts`, the most frequent first, equally frequent
+        ones in order of occurrence.
 
         `closed` keeps exactly these tokens, as in a published protocol. Otherwise any text can be encoded: the tokens
         are all 256 bytes in numerical order, or there is an `<unk>` that also replaces tokens rarer than `min_count`.

@@ -1,4 +1,4 @@
-"""Files that list the words of a vocabulary, one a line, with or without a count after each."""
+"""Files that list the words of a vocabulary, one per line, with or without a count after each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def listed_words(text: str, file: str) -> list[str]:
     for number, line in lines:
         if len(line) != 1 + counted or (counted and not line[1].isdecimal()) or line[0] in seen:
             raise Mistake(
-                f"{file} must list each word once, one a line, with a count after all words or none; line {number} is "
-                f"{' '.join(line)[:60]!r}."
+                f"{file} must list each word once, one per line, with a count after all words or none; line {number} "
+                f"is {' '.join(line)[:60]!r}."
             )
         seen.add(line[0])
     if not lines:
-        raise Mistake(f"{file} must list words, one a line, and is empty.")
+        raise Mistake(f"{file} must list words, one per line, and is empty.")
     return [line[0] for _, line in lines]

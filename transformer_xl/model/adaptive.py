@@ -25,7 +25,7 @@ from .inputs import as_ids, as_targets
 from .modules import Ids, Vectors
 
 _FEW_ROWS = 512
-"""The gradient of a table of so few rows is a product on a GPU: to sort the ids takes longer."""
+"""On a GPU the gradient of a table with at most this many rows is a product, because sorting the ids takes longer."""
 
 
 class _Bands(nn.Module):

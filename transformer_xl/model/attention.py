@@ -153,8 +153,8 @@ class RelativeMultiheadAttention(nn.Module):
         return x if self.pre_lnorm else self.norm(x)
 
     def _projected(self, x: Float[Tensor, "*B L D"], parts: slice) -> list[Float[Tensor, "*B H L K"]]:
-        """These of the queries, keys and values of `x`: by their rows of the weight, unless the projection has hooks or
-        is wrapped, for instance by a low-rank addition."""
+        """The chosen `parts` of the queries, keys and values of `x`. Only their rows of the weight are multiplied,
+        unless the projection has hooks or is wrapped, for instance by a low-rank addition."""
         if type(self.qkv) is not RowLinear or has_hooks(self.qkv):
             return self._split(self.qkv(x), 3)[parts]
         rows = self.qkv.weight.unflatten(0, (3, -1))[parts]

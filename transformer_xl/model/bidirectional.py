@@ -28,9 +28,9 @@ from .modules import First, Keys, Queries
 Encode = Callable[[Float[Tensor, " R"], int], Float[Tensor, "R D"]]
 """Encodings of distances at a width."""
 Shift = Literal["relative", "none", "legacy"]
-"""What a query's score has a term of, besides the key: the encoding of the distance between them; or of the position of
-the key, as in WeNet, which leaves out the shift of the paper's appendix B; or what the first version of ESPnet's shift
-selects (`legacy_rel_pos`), which for keys after the query's next is a product of the next query."""
+"""What the position term of a score encodes. "relative": the distance between query and key. "none": the position of
+the key, without the shift of the paper's Appendix B (WeNet). "legacy": what the first version of ESPnet's shift selects
+(`legacy_rel_pos`): for the key after the query 0, for later keys a product of the next query."""
 LEGACY_LENGTH = 5000
 """ESPnet's first version encodes the distance d of T frames as d + max(T, this) - T."""
 _CONFORMER = {"q_proj": "linear_q", "k_proj": "linear_k", "v_proj": "linear_v", "o_proj": "linear_out"}
@@ -159,6 +159,7 @@ class BidirectionalAttention(nn.Module):
         (rows, length, width), count = x.shape, -(-x.shape[1] // size)
         window = (before + 1) * size
         padded = F.pad(x, (0, 0, before * size, count * size - length))
+        # Row b * count + c is chunk c of row b, after the `before` chunks that precede it (zeros at the start).
         parts = padded.unfold(1, window, size).transpose(2, 3).reshape(rows * count, window, width)
         start = torch.arange(count, device=x.device) * size
         own = (start.new_full((rows, 1), length) if end is None else end[:, None]) - start

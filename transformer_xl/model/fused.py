@@ -1,4 +1,4 @@
-"""The step of `step.py` with eight kernels a layer on a GPU (`ops/fused_step.py`), in half precision."""
+"""The step of `step.py` with eight kernels per layer on a GPU (`ops/fused_step.py`), in half precision."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class KVCache:
     length: int
     """Positions in use."""
     valid: Valid = None
-    ground: list[Float[Tensor, "2 H 1 K"]] | None = None
+    zero_kv: list[Float[Tensor, "2 H 1 K"]] | None = None
     """Keys and values of the zeros that a row attends to where it has no past; None: no zeros are attended."""
     first: int = 0
     positions: Sequence[Positions | None] = ()
@@ -70,15 +70,19 @@ class KVCache:
         """A cache of `memory`; `projections` compute each layer's keys and values."""
         pairs = zip(projections, memory.layers, strict=True)
         buffers = [torch.stack(project(past), 1) for project, past in pairs]
-        ground = None
+        zero_kv = None
         if memory.zero_filled:
             zeros = memory.layers[0].new_zeros(1, 1, memory.layers[0].shape[2])
-            ground = [torch.cat(project(zeros)) for project in projections]
-        return cls(buffers, lengths, memory.length, memory.valid, ground, tokens=memory.tokens)
+            zero_kv = [torch.cat(project(zeros)) for project in projections]
+        return cls(buffers, lengths, memory.length, memory.valid, zero_kv, tokens=memory.tokens)
 
     def grow_to(self, mem_len: int) -> KVCache:
-        """The cache itself, which already has the zeros of its `Lengths`; more are refused."""
-        if self.ground is not None and mem_len > self.length:
+        """The cache itself, which already has the zeros of its `Lengths`.
+
+        Raises:
+            Mistake: more are asked for.
+        """
+        if self.zero_kv is not None and mem_len > self.length:
             raise Mistake(
                 f"mem_len must be at most {self.length} with zero_memory, which the KVCache holds, got {mem_len}. Make "
                 "one for these lengths by `empty_cache`."
@@ -88,9 +92,9 @@ class KVCache:
     def begin(self, tokens: int, lengths: Lengths) -> int:
         """Make room for T = `tokens` more positions. Return the number of distances that the call needs.
 
-        A cache that is not full has more encoded distances than a call needs. A full one has exactly as many, because
-        PyTorch would copy a part of a table before a product. Several queries need some spare distances (see
-        `ops.masks.shifted_view`).
+        While the cache fills, it keeps more encoded distances than a call needs, so that it computes them seldom. A
+        full one keeps exactly as many, because PyTorch copies a part of a table before a product. Several queries need
+        spare distances (see `ops.masks.shifted_view`).
         """
         self._check()
         if self.lengths.clamp_len != lengths.clamp_len:
@@ -190,9 +194,10 @@ class KVCache:
         marked = as_marks(rows, self.buffers[0])
         self.spent = True
         tokens = reset_tokens(self.tokens, marked)
-        if self.ground is None:
-            return replace(self, valid=self.counts.masked_fill(marked, 0), tokens=tokens, spent=False)
-        for kv, zeros in zip(self._live(), self.ground, strict=True):
+        if self.zero_kv is None:
+            valid = torch.where(marked, self.counts.clamp(max=0), self.counts)  # padding stays padding
+            return replace(self, valid=valid, tokens=tokens, spent=False)
+        for kv, zeros in zip(self._live(), self.zero_kv, strict=True):
             kv[marked] = zeros
         return replace(self, tokens=tokens, spent=False)
 

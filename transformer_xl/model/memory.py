@@ -97,7 +97,8 @@ class Memory(NamedTuple):
         if self.zero_filled:
             layers = tuple(x.masked_fill(marked[:, None, None], 0) for x in self.layers)
             return Memory(layers, self.valid, True, tokens)
-        return Memory(self.layers, self.counts.masked_fill(marked, 0), False, tokens)
+        valid = torch.where(marked, self.counts.clamp(max=0), self.counts)  # padding stays padding
+        return Memory(self.layers, valid, False, tokens)
 
 
 torch.serialization.add_safe_globals([Memory])  # so that `torch.load` reads a saved memory

@@ -24,7 +24,7 @@ First = Bounds
 Layer = TypeVar("Layer", bound=nn.Module)
 
 ROWS = 16
-"""In bfloat16 on a CPU a product with more rows gets a multiple of this number."""
+"""In bfloat16 on a CPU the rows of a product above this number are padded to a multiple of it."""
 
 
 def has_hooks(module: nn.Module) -> bool:

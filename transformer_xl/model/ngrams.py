@@ -113,6 +113,7 @@ def _hashes(
 ) -> dict[int, Int[Tensor, "B _"]]:
     """For each n in `lengths` the hash of the last n codes of a document, at each position but the first n - 1.
 
+    It is the sum over a of code[t - a] BASE^(a + 1), modulo PRIME.
     With p the largest power of two below n, hash(n codes) = hash(the newer p) + BASE^p hash(the older n - p): a few
     products serve all lengths, and column j of `known[n]` is the n-gram that ends at position j + n - 1.
     """
@@ -133,7 +134,7 @@ def _hashes(
 
 def _remainder(x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
     """x % (2^31 - 1), several times as fast."""
-    for _ in range(2):
+    for _ in range(2):  # 2^31 is 1 modulo PRIME, so the bits above 31 are added to those below
         x = (x & PRIME) + (x >> 31)
     return x.where(x < PRIME, x - PRIME)
 

@@ -126,7 +126,7 @@ class VectorStep:
         self.graph: bool = graph
         self.lengths: Lengths = lengths
         self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
-        self.ground: list[Tensor] | None = cache.ground
+        self.zero_kv: list[Tensor] | None = cache.zero_kv
         newest = cache.newest(self.window - 1)
         length = newest[0].shape[3]
         self.counts: Tensor = cache.counts.clamp(max=length)
@@ -164,14 +164,17 @@ class VectorStep:
         marked = as_marks(rows, self.counts if self.rows is None else self.rows)
         if self.rows is not None:
             marked = marked.new_zeros(len(self.counts)).index_copy_(0, self.rows, marked)
-        if self.ground is None:
+        if self.zero_kv is None:
             self.counts.masked_fill_(marked, 0)
             return
-        for kv, zeros in zip(self.rings, self.ground, strict=True):
+        for kv, zeros in zip(self.rings, self.zero_kv, strict=True):
             kv[marked] = zeros
 
     def select(self, rows: Int[Tensor, " R"]) -> VectorStep:
-        """A step with only these rows, each at most once. The graph stays, with as many rows as before."""
+        """A step with only these rows, each at most once. The graph stays, with as many rows as before.
+
+        It shares the state of this step: after its calls the other rows are undefined until `put` or `reset`.
+        """
         chosen = copy(self)
         chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
@@ -208,7 +211,7 @@ class VectorStep:
         count, slot = int(self.counts[row]), int(self.slots[row])
         held = torch.arange(slot - count, slot, device=self.slots.device) % self.window
         buffers = [ring[row : row + 1].index_select(3, held) for ring in self.rings]
-        return KVCache(buffers, self.lengths, count, ground=self.ground)
+        return KVCache(buffers, self.lengths, count, zero_kv=self.zero_kv)
 
     def _prepare(self, x: Tensor) -> Reader:
         if can_step(self.backbone, self.rings[0]):
@@ -226,8 +229,9 @@ class VectorStep:
             return out if self.head is None else self.head(out)
 
     def _read(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B D"]:
-        slots = torch.arange(self.window, device=x.device)
-        order = (slots - self.slots[:, None] - 1) % self.window
+        j = torch.arange(self.window, device=x.device)
+        # Distance d = (slot - j) mod W is row W - 1 - d of the table; it is seen while d <= count.
+        order = (j - self.slots[:, None] - 1) % self.window
         unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
         for layer, kv, own in zip(self.backbone.layers, self.rings, self.positions, strict=True):
             ring = Ring(kv, self.slots, order, unseen)
@@ -332,7 +336,7 @@ class Step:
         return replace(self.vectors.take(row), tokens=tokens)
 
     def select(self, rows: Int[Tensor, " R"]) -> Step:
-        """A step with only these rows, each at most once."""
+        """A step with only these rows, each at most once; see `VectorStep.select`."""
         chosen = copy(self)
         chosen.vectors = self.vectors.select(rows)
         chosen.tokens = None if self.tokens is None else self.tokens[rows]

@@ -4,7 +4,8 @@ reference   the equation, written out; every other backend is compared with it
 strided     PyTorch, all scores kept: training with few scores, and transforms of torch.func
 chunked     PyTorch, scores computed twice: training with many scores
 sdpa        PyTorch's fused attention with the position term as its mask: without gradients
-triton      fused kernels for a CUDA device; `auto` trains with them on a card where they passed their contract
+triton      fused kernels for a CUDA device; where they passed their contract, `auto` takes them for training and, in
+            half precision, for 64 queries or more
 native      kernels in C++ for a CPU with AVX-512, once they are built
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -27,9 +29,9 @@ from . import chunked, reference, sdpa, strided
 from .call import Call, constant
 
 STRIDED_SCORES = 1 << 22
-"""Training on a CPU keeps all scores of a call, B H T S, up to this number. At this number, computing them twice takes
-1.3 times as long. From twice this number on it takes 0.6 to 0.8 times as long, because the system then allocates such
-tensors again each time.
+"""Training on a CPU keeps all scores of a call, B H T S, up to this number. There, computing them twice takes 1.3 times
+as long. With twice as many scores or more it takes 0.6 to 0.8 times as long, because the system allocates tensors of
+that size anew in each call.
 """
 
 
@@ -81,8 +83,8 @@ def resolve_backend(
     if not training:
         return "sdpa", f"without gradients PyTorch's fused attention takes the position term as its mask{note}"
     if many:
-        return "chunked", f"more than {STRIDED_SCORES:,} scores a layer are computed twice and never all kept{note}"
-    return "strided", f"up to {STRIDED_SCORES:,} scores a layer are all kept{note}"
+        return "chunked", f"more than {STRIDED_SCORES:,} scores per layer are computed twice and never all kept{note}"
+    return "strided", f"up to {STRIDED_SCORES:,} scores per layer are all kept{note}"
 
 
 def native_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -172,12 +174,14 @@ def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: b
     """
     whole, amx = head_size % 32 == 0, torch.cpu._is_amx_tile_supported()
     if dtype != torch.bfloat16:
-        return whole and (many and queries >= 512 if training else queries >= 128)
+        least = 128 if not training else 512 if many else math.inf
+        return whole and queries >= least
     if not amx and not _is_amd():  # Intel's without AMX: not measured to be faster
         return False
     if not training:
         return queries >= 16
-    return queries >= 64 and (whole or amx) if many else queries >= (128 if amx else 512) and whole
+    least = 64 if many else 128 if amx else 512
+    return queries >= least and (whole or (many and amx))
 
 
 def _triton(call: Call) -> Tensor:

@@ -21,7 +21,7 @@ from ..mistake import Mistake
 from .call import Call
 from .derivatives import first_derivative
 from .dropout import keep_mask
-from .masks import ALIGNED, Mask, mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
+from .masks import ALIGNED, Mask, hide_scores, next_multiple, shifted_view, with_spare, without_padding
 
 SCORES = 1 << 20
 """Maximum number of scores in a block."""
@@ -80,6 +80,7 @@ def _blocks(H: int, B: int, T: int, S: int, mask: Mask) -> Iterator[_Block]:
     if not H * B * T:
         return
     t, attn_len = min(T, QUERIES), mask.attn_len
+    # So many pairs of a head and a row fit: all rows of several heads, or some rows of one head.
     fit = max(1, SCORES // (t * (S if attn_len is None else min(S, t + attn_len - 1 + mask.ahead))))
     h, b = max(1, fit // B), min(B, fit)
     for head in range(0, H, h):
@@ -137,7 +138,7 @@ class _ChunkedAttention(torch.autograd.Function):
             torch.ops.aten._softmax_backward_data.out(d_probability, probability, -1, k.dtype, grad_input=d_score)
             block.put(torch.bmm(d_score, block.cut(k, block.keys)), d_content_q)
             d_k[keys] += torch.bmm(d_score.mT, content).view_as(d_k[keys])
-            d_product = work.product(block)
+            d_product = work.product(block)  # 0 at distances that no key of the block has
             shifted_view(d_product.zero_(), d_score.shape, block.memory, block.ahead).copy_(d_score)
             distances = work.distances(block)
             block.put(torch.bmm(d_product, r[block.heads, distances]), d_position_q)
@@ -164,6 +165,7 @@ class _Work:
 
     def distances(self, block: _Block) -> slice:
         """The rows of `r` that a block needs, with spare ones in front."""
+        # The table ends at distance -mask.ahead, and those of the block at -block.ahead.
         end = self.r.shape[1] - self.options.mask.ahead + block.ahead
         return slice(end - next_multiple(block.memory + block.queries.stop - block.queries.start + block.ahead), end)
 
@@ -185,7 +187,7 @@ class _Work:
         mask = self.options.mask.part(block.keys.start, block.rows, block.queries)
         if mask.first is not None and mask.first.max() <= 0:  # it hides none of the block's keys
             mask = mask._replace(first=None)
-        mask_wrapped(score.unflatten(0, (-1, rows)), block.memory, mask)
+        hide_scores(score.unflatten(0, (-1, rows)), block.memory, mask)
         return torch.softmax(score, -1, out=self.buffer("probability", score.shape))
 
     def apply_dropout(self, probability: Tensor, keep: Tensor | None) -> Tensor:

@@ -57,7 +57,7 @@ class _LinearNLL(torch.autograd.Function):
 
     @staticmethod
     @first_derivative
-    def backward(ctx, *weights):
+    def backward(ctx, *d_nll):
         n, saved = ctx.count, ctx.saved_tensors
         targets, total, rows, parameters = saved[:n], saved[n : 2 * n], saved[2 * n : 3 * n], saved[3 * n :]
         needed = ctx.needs_input_grad[4 + n :]
@@ -69,7 +69,7 @@ class _LinearNLL(torch.autograd.Function):
         into, columns = ctx.columns(*buffers), ctx.columns(*parameters)
         d_rows = [
             _backward(x.to(ctx.dtype), *rest).to(x.dtype)
-            for x, *rest in zip(rows, targets, total, weights, columns, into, strict=True)
+            for x, *rest in zip(rows, targets, total, d_nll, columns, into, strict=True)
         ]
         return None, None, None, None, *d_rows, *(b if need else None for b, need in zip(buffers, needed, strict=True))
 
@@ -87,15 +87,15 @@ def _forward(x: Tensor, targets: Tensor, columns: Columns) -> tuple[Tensor, Tens
     return (total - score).masked_fill(targets < 0, 0.0), total
 
 
-def _backward(x: Tensor, targets: Tensor, total: Tensor, weights: Tensor, columns: Columns, into: Columns) -> Tensor:
-    """The gradient of x, times `weights`. The gradient of the columns is written into `into`."""
+def _backward(x: Tensor, targets: Tensor, total: Tensor, d_nll: Tensor, columns: Columns, into: Columns) -> Tensor:
+    """The gradient of x, given that of each nll. The gradient of the columns is written into `into`."""
     d_x = torch.zeros(x.shape, device=x.device, dtype=total.dtype)
-    weights = weights.masked_fill(targets < 0, 0.0)[:, None]
+    d_nll = d_nll.masked_fill(targets < 0, 0.0)[:, None]
     for (first, weight, bias), (_, d_weight, d_bias) in zip(_blocks(columns, x), _blocks(into, x), strict=True):
         weight = weight.to(x.dtype)
         d_scores = _scores(x, weight, bias).sub_(total[:, None]).exp_()
         column, inside = _column(targets, first, len(weight))
-        d_scores.scatter_add_(1, column, -inside[:, None].to(total.dtype)).mul_(weights)
+        d_scores.scatter_add_(1, column, -inside[:, None].to(total.dtype)).mul_(d_nll)
         if not d_bias.is_meta:
             d_bias.copy_(d_scores.sum(0))
         d_scores = d_scores.to(x.dtype)

@@ -67,6 +67,7 @@ def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None 
 
     The mask is bytes, because PyTorch converts them to floats three to eight times as fast as booleans.
     """
+    # An int16 is uniform in [-32768, 32767]; p * 65536 of its values are below the threshold.
     numbers = torch.empty(-(-prod(shape) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
     kept = numbers.view(torch.int16)[: prod(shape)].view(shape) >= min(round(p * _STEPS), _STEPS - 1) - _STEPS // 2
     # torch 2.11 cannot compile a view of booleans.

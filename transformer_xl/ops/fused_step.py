@@ -49,7 +49,8 @@ def _add(score, seen, values, largest, out):
     return new, out * before + tl.sum(weight[:, None] * values, 0), weight, before
 
 
-# Triton would make an argument of 1 a constant without a dtype.
+# A row of qkv is [3, H, K], of kv [2, H, W, K]. The result of a part has K + 2 numbers: the sum of the values, the
+# largest score, the sum of the weights. Triton would make an argument of 1 a constant without a dtype.
 @triton.jit(do_not_specialize=["H", "W", "parts"])
 @no_type_check
 def attend_part(

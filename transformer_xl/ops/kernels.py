@@ -49,6 +49,7 @@ def forward(
     q_rows = load(q, first, 0, T, q_t, BLOCK, K, BLOCK_K)
     content_q = q_rows + load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
     position_q = q_rows + load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
+    # The strip begins at the row of r of the last query and the first key: T - 1 - (first + BLOCK - 1) + low.
     r_rows = load(r, T - BLOCK - first + low, 0, S + ahead, r_s, BLOCK, K, BLOCK_K)
     near = product(position_q, r_rows, PRECISION)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -118,6 +119,7 @@ def backward_keys(
     lse, delta = lse + head * T, delta + head * T
     d_scores += (head - begin * H) * T * width
     oldest, newest = row_keys(lows, highs, b, T, S)
+    # The queries that may see these keys: i >= j - (S - T) - ahead of the first, i < j - (S - T) + window of the last.
     low = tl.maximum(tl.maximum(first, oldest) - (S - T) - (ahead if BOTH else 0), 0)
     high = tl.minimum(first + BLOCK - 1 - (S - T) + window, T)
     if lows is not None:  # documents that begin later do not see this block
@@ -191,7 +193,7 @@ def backward_queries(
         d_content = tl.dot(d_score, k_rows, d_content, input_precision=PRECISION)
     oldest, newest = seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH)
     for distance in range(T - BLOCK - first + low, tl.minimum(T - 1 - first + high, R), BLOCK):
-        j = distance + column - (T - 1) + i
+        j = distance + column - (T - 1) + i  # the key that query i has at this row of r
         d_score = stored_gradients(d_scores, i, j, oldest, newest, T, width)
         r_rows = load(r, distance, 0, R, r_s, BLOCK, K, BLOCK_K)
         d_position = tl.dot(d_score, r_rows, d_position, input_precision=PRECISION)
@@ -224,6 +226,7 @@ def backward_distances(
         b = tl.cast(each, tl.int64)
         scores = d_scores + ((b - begin) * H + h) * T * width
         oldest, newest = row_keys(lows, highs, b, T, S)
+        # Row c of r is key j = c - (T - 1) + i of query i. If all distances are beyond the window, there is no query.
         low = tl.maximum(oldest + T - BLOCK - first, 0)
         high = tl.where(first + BLOCK <= S - window, low, tl.minimum(newest + T - 1 - first, T) if BOTH else T)
         for query in range(low, high, BLOCK):

@@ -43,7 +43,9 @@ class Mask(NamedTuple):
         if first is not None:
             first = running_max(first) if first.shape[1] > 1 else first
             start = first if start is None else torch.maximum(first, start)
-            if ahead and start.shape[1] > 1:  # until the first query that does not see this one
+            if ahead and start.shape[1] > 1:
+                # Keys end at the first query that does not see this one. `start` does not decrease, so searchsorted
+                # counts the queries that do.
                 own = torch.arange(memory, memory + start.shape[1], dtype=start.dtype, device=start.device)
                 later = memory + torch.searchsorted(start, own.expand_as(start).contiguous(), right=True)
                 until = later if until is None else torch.minimum(later, until)
@@ -107,8 +109,9 @@ def without_padding(out: Float[Tensor, "H B T K"], memory: int, mask: Mask) -> F
     return out
 
 
-def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> Float[Tensor, "H B T S"]:
-    """Set hidden scores to the lowest number of the dtype, in place; `memory` keys are before the first query's own."""
+def hide_scores(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> Float[Tensor, "H B T S"]:
+    """The scores with half of the lowest number of their dtype where they are hidden: changed in place, except in a
+    transform of torch.func, so use the result. `memory` keys are before the first query's own."""
     # Half of it, because the content score is added, and -inf in a whole row has no gradient.
     lowest = torch.finfo(shifted.dtype).min / 2
     if torch._C._are_functorch_transforms_active():  # vmap may have many masks for the same scores
@@ -125,12 +128,12 @@ def _fill_hidden(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask, low
     if per_query or torch.compiler.is_exporting():  # an exported graph has no branches on lengths
         shifted.masked_fill_(~visible(T, S, mask, memory, device=device)[:, 0], lowest)
         return
-    later = shifted[..., memory + mask.ahead + 1 :]
+    later = shifted[..., memory + mask.ahead + 1 :]  # query i does not see column c of these if c >= i
     if later.shape[-1]:
         hidden = torch.ones(later.shape[-2:], dtype=torch.bool, device=device).triu_()
         later.masked_fill_(hidden, lowest)
     if mask.attn_len is not None and mask.attn_len < memory + T:
-        edge = shifted[..., : memory + T - mask.attn_len]
+        edge = shifted[..., : memory + T - mask.attn_len]  # query i does not see keys j <= memory + i - attn_len
         hidden = torch.ones(edge.shape[-2:], dtype=torch.bool, device=device).tril_(memory - mask.attn_len)
         edge.masked_fill_(hidden, lowest)
     j = torch.arange(S, device=device)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .call import Call
-from .masks import mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
+from .masks import hide_scores, next_multiple, shifted_view, with_spare, without_padding
 
 
 def attend(call: Call) -> Float[Tensor, "B H T K"]:
@@ -35,7 +35,7 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
         shifted = shifted_view(position, (H * B, T, S), S - T, mask.ahead).unflatten(0, (H, B))
     padded = mask.first is not None or mask.until is not None
     if seen > S - T + 1 or padded:  # otherwise the window of the first query hides all that wraps
-        mask_wrapped(shifted, S - T, mask._replace(attn_len=None))
+        shifted = hide_scores(shifted, S - T, mask._replace(attn_len=None))
     content_q = q + content_bias[:, None]
     out = F.scaled_dot_product_attention(content_q, k, v, shifted.transpose(0, 1), dropout_p, scale=scale)
     return without_padding(out.transpose(0, 1), S - T, mask).transpose(0, 1)

@@ -7,7 +7,7 @@ memory from offset T in rows of S moves row i left by T - 1 - i, which is the sh
     read from offset 2                        1 0   * | 2 1 0
 
 The wrapped entries are right of the diagonal, j > M + i, where the mask hides them. If queries see `ahead` later keys,
-the table ends at distance -`ahead`, and what wraps is again right of what they see.
+the table ends at distance -`ahead`. The wrapped entries are then at j > M + i + `ahead`, which is hidden too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .call import Call
 from .dropout import dropout
-from .masks import mask_wrapped, with_spare, without_padding
+from .masks import hide_scores, with_spare, without_padding
 
 
 def attend(call: Call) -> Float[Tensor, "B H T K"]:
@@ -35,9 +35,10 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
 
     W = S + max(mask.ahead, 1)
     position = torch.bmm(position_q, with_spare(r, W).mT)
-    first = W - 1 - mask.ahead - (S - T)
-    shifted = position.view(H, B, T * W)[:, :, first : first + T * (W - 1)].unflatten(2, (T, W - 1))[..., :S]
-    shifted = mask_wrapped(shifted, S - T, mask)
+    # Key j of query i is column j + W - 1 - ahead - M - i of row i, so it is at offset + i (W - 1) + j of all rows.
+    offset = W - 1 - mask.ahead - (S - T)
+    shifted = position.view(H, B, T * W)[:, :, offset : offset + T * (W - 1)].unflatten(2, (T, W - 1))[..., :S]
+    shifted = hide_scores(shifted, S - T, mask)
     score = torch.baddbmm(shifted.flatten(0, 1), content_q, k.transpose(0, 1).reshape(H * B, S, K).mT)
     probability = dropout(score.softmax(-1), dropout_p)
     out = torch.bmm(probability, v.transpose(0, 1).reshape(H * B, S, K)).view(H, B, T, K)

@@ -36,7 +36,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """Shapes and masks of one call; the sizes are distinct primes so that a swapped axis cannot pass."""
+    """Shapes and masks of one call. The default sizes are distinct primes, so that a swapped axis cannot pass."""
 
     queries: int = 7
     memory: int = 11

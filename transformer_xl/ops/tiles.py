@@ -1,10 +1,10 @@
 """The tiles of the fused kernels: a square of queries by keys, read, multiplied, aligned, masked and dropped out.
 
-Query i scores key j with row T - 1 - i + j of r (the last row is distance 0), so a square tile of scores needs a
-strip of r two tiles long. The strip's product is computed tile by tile on the tensor cores. Then each row moves left by
-its own distance inside the tile. Two neighbouring tiles hold the BLOCK entries that it needs, in different columns, so
-one selection and one rotation (`slide`) are enough, and both stay in registers. The example of Appendix B, BLOCK = 2,
-only the columns needed:
+Query i scores key j with row T - 1 - i + j of r (row S - 1 is distance 0, later rows are keys ahead), so a square tile
+of scores needs a strip of r two tiles long. The strip's product is computed tile by tile on the tensor cores. Then each
+row moves left by its own distance inside the tile. Two neighbouring tiles hold the BLOCK entries that it needs, in
+different columns, so one selection and one rotation (`slide`) are enough, and both stay in registers. The example of
+Appendix B, BLOCK = 2, only the columns needed:
 
     first | second        selected        rotated by 1 - i
     . a   | b .           b a             a b

@@ -1,6 +1,7 @@
 """Relative attention on a GPU: operators that launch fused kernels.
 
-Forward holds no scores in device memory. Backward holds the scores' gradients of a few rows of the batch (`SCORES`).
+Forward holds no scores in device memory. Backward holds the scores' gradients of a few rows of the batch
+(`SCORE_BYTES`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ KERNELS: dict[str, Any] = {
 }
 """The launches, in their order."""
 
-SCORES = 2**29
+SCORE_BYTES = 2**29
 """Bytes of the scores' gradients that backward holds at once: those of as many rows as fit, at least one row."""
 PARTS = 8
 """The gradients of the distances are sums over this many groups of rows, added up at the end."""
@@ -42,11 +43,11 @@ BRANCHING = (90, 100)
 """Capabilities for which a branch around the mask saves a sixth of forward's instructions and a fourteenth of keys'.
 Elsewhere the scores would go through shared memory."""
 _SMALL = (86, 89, 120)
-"""Capabilities with 99 KiB of shared memory a program and 100 KiB a multiprocessor."""
+"""Capabilities with 99 KiB of shared memory per program and 100 KiB per multiprocessor."""
 _READERS = ("queries", "distances")
 """Launches that read the tiles which "keys" wrote, so they have its BLOCK."""
 _TILES: list[tuple[tuple[str, ...], int, int, tuple[int, ...], tuple[int, int, int]]] = [
-    # launches, bytes a number, largest head, targets (none: all others), (BLOCK, warps, stages)
+    # launches, bytes per number, largest head, targets (none: all others), (BLOCK, warps, stages)
     (("forward",), 2, 64, (), (64, 4, 2)),
     (("delta",), 2, 128, (), (64, 4, 2)),
     (_READERS, 2, 64, _SMALL, (32, 4, 2)),
@@ -64,7 +65,7 @@ _TILES: list[tuple[tuple[str, ...], int, int, tuple[int, ...], tuple[int, int, i
     (("delta", "keys", *_READERS), 4, 128, (), (16, 8, 2)),
     (("forward",), 4, 128, (), (16, 8, 1)),
 ]
-"""The tile of each launch: the largest that spills at most 64 bytes a thread and fits the shared memory, twice if a
+"""The tile of each launch: the largest that spills at most 64 bytes per thread and fits the shared memory, twice if a
 smaller one would fit twice. The first row that matches counts.
 
 `python -m benchmarks kernels` checks this from the binaries. Tiles are fixed, not tuned at run time: another tile
@@ -177,7 +178,7 @@ def _attend_backward(
     block = tile_of("keys", q.dtype, K, _target(q.device))["BLOCK"]
     d_biases = q.new_empty(B, H, triton.cdiv(T, block), 2, K, dtype=torch.float32)
     width = triton.cdiv(S, block) * block
-    rows = max(1, SCORES // (H * T * width * q.itemsize))
+    rows = max(1, SCORE_BYTES // (H * T * width * q.itemsize))
     d_scores, delta = q.new_empty(min(rows, B), H, T, width), torch.empty_like(lse)
     shared = lse, d_out, *d_out.stride()[:3], delta, scale, d_scores, width
     for begin in range(0, B, rows):

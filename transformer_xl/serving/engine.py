@@ -40,7 +40,7 @@ from .sessions import Past, reach_of
 
 LOG = logging.getLogger("transformer_xl.serving")
 ROWS = 8
-"""In products with fewer rows, or with a part of as many, PyTorch's numbers depend on where a row is."""
+"""A step has a multiple of this number of rows: otherwise PyTorch's numbers depend on where in a product a row is."""
 _BEGINNINGS = 4
 """Number of memory lengths whose encoded distances are kept."""
 

@@ -1,6 +1,6 @@
 """The training loop: it takes steps, measures, prints and saves. A signal ends it after a step.
 
-Only the first rank writes and prints; all ranks compute the figures and states with it.
+Only the first rank writes and prints; the others take part in computing figures and states.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ def fit(
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, in a run folder as `txl train` writes it (`Run`).
 
-    Meanwhile the model computes with `train.backend`, if that is not "auto" or the model's own is, and recomputes if
-    `train.recompute` says so. With `resume` training continues from the last checkpoint, on the same text and with the
-    same settings, except for those that the command line may change too, `train.backend` and `train.device`. `txl train
-    --resume --out RUN` may continue it, too.
+    During training the model uses `train.backend`, unless that is "auto" and the model was built with a backend, and
+    recomputes layers if `train.recompute` says so. With `resume` training continues from the last checkpoint, on the
+    same text and with the same settings; only `train.backend`, `train.device` and what the command line may change
+    (`resuming.MAY_CHANGE`) may differ. `txl train --resume --out RUN` may continue it, too.
 
     Args:
-        trackers: they get figures and samples, whichever `config` names; None: no trackers.
+        trackers: they receive figures and samples; `config.train.trackers` has no effect here. None: no trackers.
         ranks: the processes that train together, each with a `model` of equal weights; None: only this one.
         replan: called after each step; returns the settings of training for the rest of the run, and may change the
-            model's. The segments, the optimizer and what computes stay. Only for a single process that has to end at
-            a given time.
+            model's. It must keep the settings in `resuming.MADE_WITH`. Only for a single process that has to end at a
+            given time.
         begun: how the run began, for its `environment.json` (`run.folder.BEGUN`).
 
     Returns:
@@ -283,7 +283,7 @@ class _Loop:
 
     def _validate(self) -> float:
         """Score the weights and, if there is one, their average; return the loss of those that are saved."""
-        models = {"valid": self.trainer.readable()}
+        models = {"valid": self.trainer.whole_model()}
         if self.trainer.average is not None:
             models["valid-average"] = self.trainer.average.model
         loss, config = 0.0, self.config
@@ -317,7 +317,7 @@ class _Loop:
         self.writer.begin(partial(write, training=training, valid_loss=valid_loss, keep=trainer.config.keep))
 
     def _sample(self) -> None:
-        model, config = self.trainer.readable(), self.config
+        model, config = self.trainer.whole_model(), self.config
         if not self.trainer.ranks.first:
             return
         sampling = Sampling(seed=config.train.seed)

@@ -20,7 +20,8 @@ NGRAM_TABLE = "ngrams.table.weight"
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """The optimizers that a recipe names, over all weights: two for muon, one for the others, and one for n-grams.
+    """The optimizers of a recipe, over all weights: for muon one for matrices and one for the others, otherwise one.
+    One more is for the table of n-grams.
 
     Muon (Jordan et al. 2024) turns the momentum of a weight matrix into the nearest orthogonal one. It takes the
     matrices of the layers, with steps scaled to the size of Adam's (Liu et al. 2025, arXiv 2502.16982), so that `lr`
@@ -76,8 +77,8 @@ def learning_rate(step: int, config: TrainConfig, ratio: float = 1.0) -> float:
     The rate rises linearly to `lr` over `warmup_steps`. Then it is constant, or falls with 1 / sqrt(step), or falls to
     `min_lr_ratio` times the common `lr` at `max_steps`: along a half cosine that begins after warm-up, as in the
     original TensorFlow code, or along a line that begins at step 0, so the rate is below `lr` right after warm-up
-    (Bergsma et al. 2025, arXiv 2502.15938). If weights are averaged, the
-    schedule ends at `average_from`, and the rate stays at `average_lr_ratio` times its last value.
+    (Bergsma et al. 2025, arXiv 2502.15938). If weights are averaged, the schedule ends at `average_from`, and the rate
+    stays at `average_lr_ratio` times its last value.
     """
     end = config.average_from or config.max_steps
     lr, low = config.lr * ratio, config.min_lr_ratio / ratio
@@ -100,8 +101,7 @@ class Muon(torch.optim.Muon):
 
     It shares the state of PyTorch's optimizer, with Nesterov's momentum and the adjustment "match_rms_adamw".
 
-    It turns the momentum of each matrix into the nearest orthogonal one (Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon/), by products in bfloat16. On a CPU, where kernels cost nothing to
+    The products (https://kellerjordan.github.io/posts/muon/) are in bfloat16. On a CPU, where kernels cost nothing to
     start, and for the shards of FSDP2, whose products PyTorch knows, it is PyTorch's own step. A CPU for which oneDNN
     has no products in bfloat16 (without AVX-512) takes batches in float32: PyTorch's own step takes 50 times as long.
     """

@@ -3,7 +3,7 @@
     replay = Replay()
     nll, memory = replay(objective, precision, factor, (ids, targets, memory, lengths), counts, progress)
 
-is `forward_backward`, with the same numbers: 2.2 times as many steps of `enwik8-12l` a second (H100, 22 rows).
+is `forward_backward`, with the same numbers: 2.2 times as many steps of `enwik8-12l` per second (H100, 22 rows).
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Replay:
     def __init__(self) -> None:
         self.shapes: dict[tuple[object, ...], _Shape] = {}
         self.stream: torch.cuda.Stream | None = None
-        """Of all recordings, on the device of the first; PyTorch's own may be on another one."""
+        """The stream of all recordings, on the device of the first. PyTorch's own stream may be on another device."""
         self.pool: Any = None
-        """The memory of all recordings. No replay reads what another one wrote."""
+        """The memory of all recordings. They can share it, because no replay reads what another one wrote."""
 
     def __call__(
         self,

@@ -44,8 +44,8 @@ def resumed_settings(
     config, changes = changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     for setting in changes:
-        unused = setting.name == "train.backend" and own.train.backend == "auto"  # by this kind of model
-        if unused or setting.open_in(config):  # it was chosen when the run began
+        unused = setting.name == "train.backend" and own.train.backend == "auto"  # this kind of model has no backend
+        if unused or setting.open_in(config):  # "auto" keeps what was chosen when the run began
             section = replace(getattr(config, setting.section), **{setting.field: setting.of(own)})
             config = replace(config, **{setting.section: section})
     fixed = _fixed(run, own, config, changes)

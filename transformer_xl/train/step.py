@@ -50,7 +50,7 @@ class StepResult(NamedTuple):
     """The norm before clipping."""
     signals: int = 0
     scale: float = 1.0
-    """The loss was multiplied with it."""
+    """The factor by which the loss was multiplied."""
 
     @property
     def skipped(self) -> bool:
@@ -87,7 +87,7 @@ def train_step(
         objective: the model's `Objective`, wrapped by `parallelise`; None if this process is alone.
         run: `forward_backward`, or a `Replay` of it.
         signals: the signals that this rank received so far; the result counts the signals of all ranks.
-        scale: the gradient of this times the loss is computed, and divided by it; see `LossScale`.
+        scale: the loss is multiplied by this before backward, and the gradients are divided by it; see `LossScale`.
     """
     ranks, objective = ranks or Ranks(), objective or objective_of(model, config)
     device, mine = device_of(model), ranks.rows(len(segment.ids))
@@ -106,7 +106,8 @@ def train_step(
             nll, after = run(objective, config.precision, factor, call, counts, step / config.max_steps)
         totals[0] += nll.to(totals.device).sum(dtype=torch.float64)
         left.append(after)
-    # Ranks took the mean of their gradients. Their number is no part of the factor, or fp16 would overflow earlier.
+    # DDP and FSDP average gradients over the ranks; dividing by scale / ranks makes sums of them. If the loss were
+    # multiplied by the ranks instead, fp16 would overflow earlier.
     unscale((weight.grad for weight in model.parameters()), scale / ranks.size)
     clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
     totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
@@ -205,14 +206,14 @@ class Trainer:
         self.run: Callable[..., tuple[Tensor, Memory]] = Replay() if self.config.cuda_graph else forward_backward
         self.scale: LossScale = LossScale(FIRST_SCALE if self.config.precision == "fp16" else 1.0)
         self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.config)
-        self.short_segments: StreamLoader = self.loader.short() if self.config.short_share else self.loader
+        self.short_loader: StreamLoader = self.loader.short() if self.config.short_share else self.loader
         self.memory: Memory = self._empty_memory(self.config.at(0))
 
     def _empty_memory(self, config: TrainConfig) -> Memory:
         mine = self.ranks.rows(config.batch_size)
         return self.model.empty_memory(mine.stop - mine.start, config.lengths)
 
-    def readable(self) -> TransformerXL:
+    def whole_model(self) -> TransformerXL:
         """The model for evaluation and generation: the model itself, or a whole copy of a sharded one. All ranks have
         to call this."""
         if self.ranks.size == 1 or self.config.parallel == "ddp":
@@ -231,7 +232,7 @@ class Trainer:
         """
         start = time.perf_counter()
         config = self.config.at(self.step)
-        segment = (self.loader if config is self.config else self.short_segments).segment(self.step)
+        segment = (self.loader if config is self.config else self.short_loader).segment(self.step)
         mine = self.ranks.rows(config.batch_size)
         fits = len(self.memory.layers[0]) == mine.stop - mine.start
         if not fits or (segment.reset is not None and segment.reset.all()):
@@ -316,7 +317,7 @@ class Trainer:
         try:
             self.step, self.seconds, self.skipped = state.step, state.scalars["seconds"], state.scalars["skipped"]
             self.pace = Pace(**state.scalars["pace"])
-            self.pace.entry("byte")
+            self.pace.entry("byte")  # raises a TypeError unless its fields are numbers
             if self.config.precision == "fp16":
                 self.scale = LossScale.restored(state.scalars["scale"])
         except (KeyError, TypeError) as error:

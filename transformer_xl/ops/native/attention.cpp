@@ -1,8 +1,8 @@
 // Relative attention on a CPU, forward and backward, in blocks that stay in the cache. See ops/native/__init__.py.
 //
 // Query i scores key j with row T - 1 - i + j of r (row R - 1 is distance -ahead). A block of m queries and n keys needs
-// a strip of n + m such rows. Row a of the block reads the strip's product from column m - 1 - a, so the shift of the
-// paper's Appendix B costs an unaligned load.
+// a strip of n + m - 1 such rows (n + m are multiplied). Row a of the block reads the strip's product from column
+// m - 1 - a, so the shift of the paper's Appendix B costs an unaligned load.
 //
 // Right operands of bfloat16 products are packed: two rows interleaved, [rows / 2][columns][2]. A matrix packed this
 // way and transposed as numbers of 32 bits is the packed form of its transpose. For float a "pair" is one row.
@@ -385,8 +385,8 @@ std::tuple<Tensor, Tensor> forward(bool keep_lse, Arguments... arguments) {
 
 // ---- Backward ---------------------------------------------------------------------------------------------------
 
-// One head and a group of rows. Gradients of keys, values and the table are summed transposed, [Kp, ...], in the order
-// of the queries, so a run repeats bit by bit.
+// One head and a group of rows. Gradients of keys, values and the table are summed transposed, [panels][Kp][most_n]
+// (the table [Kp][ld]), in the order of the queries, so a run repeats bit by bit.
 template <typename T>
 struct Backward {
   const Call& call;

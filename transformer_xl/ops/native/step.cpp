@@ -225,8 +225,8 @@ struct Call {
       add_bias(content.get(), weight(layer, CONTENT_BIAS) + h * K);
       add_bias(position.get(), weight(layer, POSITION_BIAS) + h * K);
 
-      // The new position is at the slot; older ones come before it, then from the end of the ring backwards. In each
-      // range the rows of the table are in the order of the slots.
+      // The new position is at the slot; older ones come before it, then from the end of the ring backwards. Row
+      // W - 1 - d of the table has distance d: slot - j up to the slot, slot - j + W after it.
       const T* table = weight(layer, TABLE) + h * window * K;
       const std::pair<int64_t, int64_t> ranges[2] = {{std::max(begin, slot - count), std::min(end, slot + 1)},
                                                      {std::max(begin, slot + window - count), end}};
