@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -35,8 +35,6 @@ UNKNOWN = (UNK, "<UNK>")
 LINE_ENDS: dict[Newlines, str] = {"keep": EOS, "sentence": "<S>"}
 """The token that ends a line of words."""
 _CODE_POINTS = 0x110000
-_FEW = 1 << 14
-"""Fewer characters are counted by sorting them, more in a table of all code points."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -371,8 +369,7 @@ def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | l
 def _counts(texts: Iterable[str | bytes], unit: Unit, newlines: Newlines) -> Counter[Any]:
     counts: Counter[Any] = Counter()
     for text in texts:
-        parts = _split(text, unit, newlines)
-        counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
+        counts.update(_split(text, unit, newlines))
     return counts
 
 
@@ -381,19 +378,3 @@ def _utf8(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")  # the command line passes bytes that are not UTF-8 as surrogates
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
-
-
-def _count_codes(symbols: Any, known: Collection[Any]) -> dict[Any, int]:
-    """The count of each byte or character. The ones that are not `known` come first, in the order of occurrence."""
-    is_text = isinstance(symbols, str)
-    raw = symbols.encode("utf-32-le", "surrogatepass") if is_text else symbols
-    codes = np.frombuffer(raw, "<u4" if is_text else "u1")
-    if len(codes) < _FEW:
-        values, counts = np.unique(codes, return_counts=True)
-    else:
-        counts = np.bincount(codes)
-        values = np.flatnonzero(counts)
-        counts = counts[values]
-    found = {chr(code) if is_text else code: n for code, n in zip(values.tolist(), counts.tolist(), strict=True)}
-    new = sorted((symbol for symbol in found if symbol not in known), key=symbols.index)
-    return {symbol: found[symbol] for symbol in (*new, *(symbol for symbol in found if symbol in known))}
