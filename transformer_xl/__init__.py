@@ -9,52 +9,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config.recipe import load_recipe
-    from .config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
-    from .data.datasets import open_corpus
-    from .data.loader import StreamLoader
-    from .evaluation.generate import Sampling, generate
-    from .evaluation.language_model import LanguageModel
-    from .evaluation.score import evaluate
-    from .interop.hub import load_model
-    from .model.attention import sinusoids
-    from .model.baselines import build_model, register
-    from .model.bidirectional import BidirectionalAttention
-    from .model.memory import Memory
-    from .model.step import VectorStep
-    from .model.transformer_xl import TransformerXL, TransformerXLBackbone
-    from .run.checkpoint import save_checkpoint
-    from .train.choices import resolve_settings
-    from .train.loop import fit
+    from .config.recipe import load_recipe as load_recipe
+    from .config.settings import Lengths as Lengths
+    from .config.settings import RunConfig as RunConfig
+    from .config.settings import TrainConfig as TrainConfig
+    from .config.settings import TransformerXLConfig as TransformerXLConfig
+    from .data.datasets import open_corpus as open_corpus
+    from .data.loader import StreamLoader as StreamLoader
+    from .evaluation.generate import Sampling as Sampling
+    from .evaluation.generate import generate as generate
+    from .evaluation.language_model import LanguageModel as LanguageModel
+    from .evaluation.score import evaluate as evaluate
+    from .interop.hub import load_model as load_model
+    from .model.attention import sinusoids as sinusoids
+    from .model.baselines import build_model as build_model
+    from .model.baselines import register as register
+    from .model.bidirectional import BidirectionalAttention as BidirectionalAttention
+    from .model.memory import Memory as Memory
+    from .model.step import VectorStep as VectorStep
+    from .model.transformer_xl import TransformerXL as TransformerXL
+    from .model.transformer_xl import TransformerXLBackbone as TransformerXLBackbone
+    from .run.checkpoint import save_checkpoint as save_checkpoint
+    from .train.choices import resolve_settings as resolve_settings
+    from .train.loop import fit as fit
 
     __version__: str
-
-__all__ = [
-    "BidirectionalAttention",
-    "LanguageModel",
-    "Lengths",
-    "Memory",
-    "RunConfig",
-    "Sampling",
-    "StreamLoader",
-    "TrainConfig",
-    "TransformerXL",
-    "TransformerXLBackbone",
-    "TransformerXLConfig",
-    "VectorStep",
-    "__version__",
-    "build_model",
-    "evaluate",
-    "fit",
-    "generate",
-    "load_model",
-    "load_recipe",
-    "open_corpus",
-    "register",
-    "resolve_settings",
-    "save_checkpoint",
-    "sinusoids",
-]
 
 _HOMES = {
     "TransformerXL": "model.transformer_xl",
@@ -81,6 +60,8 @@ _HOMES = {
     "StreamLoader": "data.loader",
     "save_checkpoint": "run.checkpoint",
 }
+
+__all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

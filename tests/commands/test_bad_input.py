@@ -394,7 +394,7 @@ class TestStores:
         status, told = tried(words("eval run --data damaged --json --mem-len 5"), capsys)
         assert ("damaged" in told) if status else self.figures(told) == whole
 
-    @pytest.mark.parametrize(("entry", "value"), [("version", 2), ("format", "other"), ("source", "elsewhere")])
+    @pytest.mark.parametrize(("entry", "value"), [("version", 2), ("format", "other"), ("name", "other")])
     def test_a_header_with_other_entries_is_refused(self, home, entry, value, capsys):
         shutil.rmtree("damaged", ignore_errors=True)
         shutil.copytree("bytes-store", "damaged")

@@ -29,11 +29,11 @@ from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data import reading
 from transformer_xl.data.bpe import train_bpe
-from transformer_xl.data.corpora.download import DownloadSource
 from transformer_xl.data.corpora.preparing import prepare
-from transformer_xl.data.corpora.published import DATASETS, SPLITS, Dataset, Protocol, SplitCounts, _protocol
+from transformer_xl.data.corpora.published import DATASETS, Dataset, DownloadSource, Protocol, SplitCounts, _protocol
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
+from transformer_xl.data.header import SPLITS
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.subwords import Subwords
@@ -250,7 +250,7 @@ class TestVocab:
 
 class TestCorpus:
     def test_a_store_opens_as_it_was_built(self, tmp_path: Path) -> None:
-        built = Corpus.build(tmp_path / "store", splits, name="letters", unit="word", source="a test")
+        built = Corpus.build(tmp_path / "store", splits, name="letters", unit="word")
         corpus = Corpus.open(tmp_path / "store", verify=True)
         assert corpus == built and corpus.vocab.symbols == (EOS, "b", "a", "c", UNK)
         train = corpus.split("train")
@@ -300,8 +300,8 @@ class TestCorpus:
             ("train.bin", b"\0", "but its header says"),
             ("corpus.json", b"{", "is damaged"),
             ("corpus.json", b"[]", "is damaged"),
-            ("corpus.json", b"{}", "is not a transformer-xl token store of version 3"),
-            ("corpus.json", b'{"format": "transformer-xl token store", "version": 3}', "is damaged"),
+            ("corpus.json", b"{}", "is not a transformer-xl token store of version 4"),
+            ("corpus.json", b'{"format": "transformer-xl token store", "version": 4}', "is damaged"),
             ("vocab.json", b'{"unit": "byte", "newlines": "keep", "symbols": [1]}', "is not the vocabulary"),
         ],
     )
@@ -313,7 +313,7 @@ class TestCorpus:
         with pytest.raises(ValueError, match=sentence):
             Corpus.open(store)
         assert Corpus.build(store, splits, reuse=True).split("train").ids.size == 9
-        monkeypatch.setattr(corpus_module, "wait_for", None)  # of a folder that may only be read
+        monkeypatch.setattr(corpus_module.files, "wait_for", None)  # of a folder that may only be read
         assert Corpus.build(store, splits, reuse=True).split("train").ids.size == 9
 
     def test_the_checksum_finds_changes_that_keep_the_size(self, tmp_path: Path) -> None:
@@ -549,10 +549,10 @@ class TestAnyText:
         file.write_bytes(b"b" * 100)
         assert open_corpus(config).split("train").ids[0] == ord("b")
         assert open_corpus(CorpusConfig(name=str(file), unit="char")).unit == "char"
-        assert first.name == "a.txt" and first.header.source == str(file.resolve())
+        assert first.name == "a.txt"
         (tmp_path / "a.log").write_bytes(b"b" * 100)
         again = open_corpus(str(tmp_path / "a.log"))
-        assert again.name == "a.log" and again.header.source == str((tmp_path / "a.log").resolve())
+        assert again.name == "a.log"
         assert again.path == open_corpus(str(file)).path, "they have one store"
 
     @pytest.mark.parametrize("suffix", ["xz", "gz", "bz2"])
@@ -829,7 +829,7 @@ class TestDownloaded:
                 thread.join()
             assert len(script.requests) == 1, "the second process waits for the first"
             assert prepare("tiny").path == home / "corpora" / "tiny"
-        assert prepare("tiny").header.source == "tiny", "the second time there is no server"
+        assert prepare("tiny").name == "tiny", "the second time there is no server"
         assert {path.name for path in (home / "downloads" / "tiny").iterdir() if path.suffix == ".zip"} == {"tiny.zip"}
         assert not list(tmp_path.rglob("*evil*")) and not list(home.rglob(".tmp-*"))
 

@@ -24,7 +24,8 @@ from server import Server, Turn, serving
 
 from transformer_xl.data.corpora import archive as archives
 from transformer_xl.data.corpora.archive import unpack_if_archive
-from transformer_xl.data.corpora.download import DownloadSource, download
+from transformer_xl.data.corpora.preparing import download
+from transformer_xl.data.corpora.published import DownloadSource
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.mistake import Mistake
 

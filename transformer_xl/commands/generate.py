@@ -145,7 +145,7 @@ def _write(prompts: Sequence[str | bytes], pieces: Iterator[tuple[int, str]], op
 
 def _prompts(options: Generate, read: Sequence[str | bytes], loaded: LoadedModel) -> Sequence[str | bytes]:
     """The texts to continue, in the form that the model reads."""
-    from ..data.reading import text_of
+    from ..data.vocab import text_of
 
     if loaded.vocab.unit == "byte":
         return read

@@ -28,7 +28,8 @@ class Score:
     """Print one JSON object per line."""
 
     def run(self) -> None:
-        from ..data.reading import read_text, text_of
+        from ..data.reading import read_text
+        from ..data.vocab import text_of
         from ..evaluation.lines import score_lines
         from ..evaluation.splits import refuse_infinite
         from ..interop.hub import local

@@ -89,7 +89,7 @@ class CorpusConfig(Checked):
 
     def _problems(self) -> Iterator[Problem]:
         yield from out_of_bounds(self, "min_count", least=1)
-        yield from out_of_bounds(self, "bpe_size", least=257)
+        yield from out_of_bounds(self, "bpe_size", least=257, most=1 << 24)
         if self.unit == "bpe" and len(self.document_end) > 1 and len(self.document_end.split()) != 1:
             sentence = '{} must have no white space for {} = "bpe", which cuts texts there.'
             yield Problem(("document_end", "unit"), sentence)

@@ -51,10 +51,6 @@ def train_bpe(texts: Iterable[str], size: int, whole: Sequence[str] = ()) -> str
     same texts give the same JSON.
     """
     tokenizers = _library()
-    if not 256 <= size <= _LARGEST_ID:
-        raise Mistake(
-            f"The size of a byte-level vocabulary must be ≥ 256, one for each byte, and ≤ {_LARGEST_ID:,}, got {size}."
-        )
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     lines = tokenizers.pre_tokenizers.Split("\n", "isolated")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())

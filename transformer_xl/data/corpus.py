@@ -1,6 +1,6 @@
 """`Corpus`: a token store, a folder with memory-mapped token ids and a header that describes them.
 
-    corpus.json   format, origin of the text, how it was tokenised, and per split: counts, SHA-256, document starts
+    corpus.json   format, name of the text, how it was tokenised, and per split: counts, SHA-256, document starts
     vocab.json    the vocabulary
     train.bin     raw little-endian ids of the smallest type that fits; valid.bin and test.bin likewise
 
@@ -21,9 +21,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from ..mistake import Mistake
-from ..runtime.files import digest_of, explain_write_error, read_table, remove_unfinished, wait_for, whole_folder
+from ..runtime import files
 from .bpe import renumber, train_bpe
-from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage
+from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader
 from .ids import document_starts, id_blocks, read_ids
 from .reading import Span, Text, documents, pieces
 from .vocab import Newlines, Unit, Vocab
@@ -92,12 +92,10 @@ class Corpus:
         """
         path = Path(path)
         header = Header.read(path / "corpus.json")
-        stored = read_table(path / "vocab.json", PREPARE_AGAIN)
-        with name_damage(path / "vocab.json"):
-            vocab = Vocab.from_json(stored)
-        theirs = (vocab.fingerprint, len(vocab), vocab.dtype.str, vocab.unit, vocab.newlines)
-        if theirs != (header.vocab, header.vocab_size, header.dtype, header.unit, header.newlines):
+        stored = files.read_table(path / "vocab.json", PREPARE_AGAIN)
+        if files.digest_of_json(stored) != header.vocab:
             raise Mistake(f"{path / 'vocab.json'} is not the vocabulary its corpus.json names. {PREPARE_AGAIN}")
+        vocab = Vocab.from_json(stored)
         for name, split in header.splits.items():
             file = path / f"{name}.bin"
             size, expected = file.stat().st_size if file.is_file() else 0, split.tokens * vocab.dtype.itemsize
@@ -119,7 +117,7 @@ class Corpus:
         if name in self._verified:
             return
         file = self.path / f"{name}.bin"
-        if digest_of(file) != self.header.splits[name].sha256:
+        if files.digest_of(file) != self.header.splits[name].sha256:
             raise Mistake(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
         if (highest := int(np.memmap(file, self.header.dtype, "r").max())) >= self.header.vocab_size:
             raise Mistake(f"{file} has the id {highest:,}, outside of its vocabulary. {PREPARE_AGAIN}")
@@ -177,7 +175,6 @@ class Corpus:
         splits: Mapping[str, Text | Sequence[Text]],
         *,
         name: str = "",
-        source: str = "",
         unit: Unit = "byte",
         newlines: Newlines = "keep",
         vocab: Vocab | None = None,
@@ -217,24 +214,23 @@ class Corpus:
             raise Mistake(f"{name} must have a {needed} split to make a vocabulary from, got {', '.join(texts)} only.")
         if reuse and (found := cls._if_sound(path)):
             return found  # also where nothing may be written
-        with explain_write_error(path):
+        with files.explain_write_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with wait_for(path.with_name(f".{path.name}.lock"), f"making {path}"):
+            with files.wait_for(path.with_name(f".{path.name}.lock"), f"making {path}"):
                 if reuse and (found := cls._if_sound(path)):
                     return found
                 if path.exists() and not (path / "corpus.json").is_file() and (path.is_file() or any(path.iterdir())):
                     raise Mistake(
                         f"{path} holds something that is not a token store; name another folder, or empty it."
                     )
-                remove_unfinished(path.parent, path.name)
-                with whole_folder(path) as folder:
+                files.remove_unfinished(path.parent, path.name)
+                with files.whole_folder(path) as folder:
                     if vocab is None:
                         every = [text for split in counted for text in texts.get(split, ())]
                         vocab = _make_vocab(every, unit, newlines, min_count, closed, bpe_size, document_end)
                     end = vocab.end_of_documents(document_end) if documents else None
                     header = Header(
                         name=name,
-                        source=source,
                         unit=vocab.unit,
                         newlines=vocab.newlines,
                         dtype=vocab.dtype.str,
@@ -314,7 +310,7 @@ def _write_ids(
         types=int(np.count_nonzero(counts)),
         unknown=0 if vocab.unk is None else int(counts[vocab.unk]),
         bytes=size,
-        sha256=digest_of(file),
+        sha256=files.digest_of(file),
         documents=starts if resets and end is None else None,
     )
 

@@ -6,8 +6,6 @@ The cache keeps the token store of a text under a hash of its content, so a chan
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 import os
 from dataclasses import replace
 from itertools import chain
@@ -17,6 +15,7 @@ import platformdirs
 
 from ..config.settings import CorpusConfig
 from ..mistake import Mistake
+from ..runtime.files import digest_of_json
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
@@ -177,12 +176,11 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             notes.append(f"{len(vocab) - known:,} new {unit}s were added to the vocabulary of {known:,}.")
         settings += [f"documents end with {config.document_end}"] if config.document_end else []
         settings += [vocab.fingerprint if vocab else None, texts.digest]
-        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+        digest = digest_of_json(settings)
         corpus = Corpus.build(
             cache_folder() / "texts" / f"{path.stem}-{digest[:16]}",
             texts.splits,
             name=path.name,
-            source=str(path),
             unit=unit,
             newlines=newlines,
             vocab=vocab,
@@ -194,5 +192,5 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             check=texts.check,
         )
     lost = [corpus.vocab.lost] if corpus.vocab.lost else []
-    header = replace(corpus.header, name=path.name, source=str(path))  # the store may be of another file with this text
+    header = replace(corpus.header, name=path.name)  # the store may be of another file with this text
     return replace(corpus, header=header, notes=(*texts.notes, *notes, *lost))

@@ -76,7 +76,7 @@ def read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"There is no file {path}.") from error
+        raise FileNotFoundError(f"There is no file {printable(str(path))}.") from error
     except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
@@ -218,17 +218,6 @@ def read_text(file: str) -> bytes:
     """The bytes of a file, or of standard input for "-"."""
     if file == "-":
         return sys.stdin.buffer.read()
-    if file and Path(file).is_dir():
-        raise Mistake(f"{file} is a folder. Name one of its files.")
-    if not file or not plain_file(Path(file)).exists():
-        name = printable(file) or "''"
-        raise FileNotFoundError(f"There is no file {name}. Give a text file, or - for standard input.")
+    if not file:
+        raise FileNotFoundError("There is no file ''. Give a text file, or - for standard input.")
     return read_file(Path(file))
-
-
-def text_of(text: bytes, file: str) -> str:
-    """Decode UTF-8; raise `Mistake` for other bytes, because only a model of bytes can read them."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise Mistake(f"{file} is not UTF-8 text ({error}), and the model reads text, not bytes.") from error

@@ -86,12 +86,8 @@ def _sound(file: Path) -> Iterator[None]:
     """Turn pyarrow's errors into a sentence."""
     try:
         yield
-    except Mistake:
-        raise
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except (ValueError, KeyError, NotImplementedError, OSError) as error:
+        if isinstance(error, Mistake) or getattr(error, "errno", None) is not None:
+            raise
         reason = shortened(printable(str(error).strip('"').partition("\n")[0]).rstrip("."))
         raise Mistake(f"{file} cannot be read as a table: {reason}. Write it again, or name another column.") from error
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise Mistake(f"{file} is not a sound {file.suffix} file: {shortened(printable(str(error)))}.") from error

@@ -8,7 +8,6 @@ Ids that another program made have no text. Here they read as decimal numbers be
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -22,8 +21,8 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from ..mistake import Mistake
+from ..runtime.files import digest_of_json
 from .subwords import Subwords
-from .words import listed_words
 
 Unit = Literal["byte", "char", "word", "bpe", "id"]
 Newlines = Literal["drop", "keep", "sentence"]
@@ -34,7 +33,6 @@ UNKNOWN = (UNK, "<UNK>")
 """Spellings of the token for words outside the vocabulary."""
 LINE_ENDS: dict[Newlines, str] = {"keep": EOS, "sentence": "<S>"}
 """The token that ends a line of words."""
-_CODE_POINTS = 0x110000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -111,18 +109,14 @@ class Vocab:
         Raises:
             ValueError: `content`, read from `file`, is neither.
         """
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise Mistake(f"{file} must be UTF-8 text, and is not: {error}.") from error
         if unit == "bpe":
             try:
-                return cls.of_tokenizer(text, newlines)
+                return cls.of_tokenizer(text_of(content, file), newlines)
             except ValueError as error:
                 raise Mistake(f"{file}: {error}") from error
         if unit != "word":
             raise Mistake(f'A vocabulary file is for unit = "word" or "bpe", got "{unit}". Leave {file} out.')
-        words = listed_words(text, file)
+        words = listed_words(content, file)
         needed = [LINE_ENDS[newlines]] if newlines in LINE_ENDS else []
         needed += [] if any(unk in words for unk in UNKNOWN) else [UNK]
         return cls(unit, (*(symbol for symbol in needed if symbol not in words), *words), newlines)
@@ -198,7 +192,7 @@ class Vocab:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything in this vocabulary."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        return digest_of_json(self.to_json())
 
     def encode(self, text: str | bytes, *, start: int = 0) -> Integer[np.ndarray, " T"]:
         """Ids of `text`, in the smallest type.
@@ -214,17 +208,19 @@ class Vocab:
             return self._pairs.encode(text.replace("\n", "") if self.newlines == "drop" else text).astype(self.dtype)
         parts = _split(text, self.unit, self.newlines)
         if isinstance(parts, bytes):
-            if unknown := parts.translate(None, bytes(self._ids)):
-                raise self._no_id(unknown[:1], start + parts.index(unknown[:1]))
-            return np.frombuffer(parts.translate(self._byte_ids), np.uint8).copy()
-        if isinstance(parts, str):
-            ids = self._char_ids[np.frombuffer(parts.encode("utf-32-le", "surrogatepass"), "<u4")]
+            ids = self._table[np.frombuffer(parts, np.uint8)]
+        elif isinstance(parts, str):
+            ids = self._table[np.frombuffer(parts.encode("utf-32-le", "surrogatepass"), "<u4")]
         else:
             default = -1 if self.unk is None else self.unk
             ids = np.fromiter(map(self._ids.get, parts, repeat(default)), np.int32, len(parts))
         if self.unk is None and ids.size and ids.min() < 0:
             position = int(ids.argmin())
-            raise self._no_id(parts[position], start + position)
+            symbol = parts[position : position + 1] if isinstance(parts, bytes) else parts[position]
+            raise Mistake(
+                f"{symbol!r}, {self.unit} {start + position:,} of the text from 0, is not in the vocabulary ({self}), "
+                "which has no <unk>. Remove it from the text, or use a model trained on text that has it."
+            )
         return ids.astype(self.dtype, copy=False)
 
     def unknown_in(self, texts: Iterable[str | bytes], name: str) -> str:
@@ -324,15 +320,12 @@ class Vocab:
         return pairs
 
     @cached_property
-    def _byte_ids(self) -> bytes:
-        return bytes(self._ids.get(byte, 0) for byte in range(256))
-
-    @cached_property
-    def _char_ids(self) -> np.ndarray:
-        table = np.full(_CODE_POINTS, -1 if self.unk is None else self.unk, np.int32)
+    def _table(self) -> np.ndarray:
+        """The id of each byte or code point; of one outside the vocabulary `unk`, or -1."""
+        table = np.full(1 << 8 if self.unit == "byte" else 0x110000, -1 if self.unk is None else self.unk, np.int32)
         for symbol, i in self._ids.items():
             if symbol != UNK:
-                table[ord(symbol)] = i
+                table[symbol if self.unit == "byte" else ord(symbol)] = i
         return table
 
     def _check_ids(self, ids: Any) -> np.ndarray:
@@ -341,12 +334,6 @@ class Vocab:
         if wrong.size:
             raise Mistake(f"An id must be from 0 to {len(self) - 1:,}, the vocabulary's, got {wrong.flat[0]}.")
         return array
-
-    def _no_id(self, symbol: object, position: int) -> Mistake:
-        return Mistake(
-            f"{symbol!r}, {self.unit} {position:,} of the text from 0, is not in the vocabulary ({self}), which has no "
-            "<unk>. Remove it from the text, or use a model trained on text that has it."
-        )
 
 
 def is_text(symbol: object) -> bool:
@@ -378,3 +365,30 @@ def _utf8(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")  # the command line passes bytes that are not UTF-8 as surrogates
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
+
+
+def text_of(content: bytes, file: str) -> str:
+    """Decode UTF-8; a `Mistake` for other bytes names the file."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise Mistake(f"{file} must be UTF-8 text unless the tokens are bytes, and is not: {error}.") from error
+
+
+def listed_words(content: bytes, file: str) -> list[str]:
+    """The words of a vocabulary file, in order; raise `ValueError` if it is not a list of different words."""
+    text = text_of(content, file)
+    numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
+    lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
+    counted = bool(lines) and len(lines[0][1]) == 2
+    seen: set[str] = set()
+    for number, line in lines:
+        if len(line) != 1 + counted or (counted and not line[1].isdecimal()) or line[0] in seen:
+            raise Mistake(
+                f"{file} must list each word once, one per line, with a count after all words or none; line {number} "
+                f"is {' '.join(line)[:60]!r}."
+            )
+        seen.add(line[0])
+    if not lines:
+        raise Mistake(f"{file} must list words, one per line, and is empty.")
+    return [line[0] for _, line in lines]

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch.nn.utils.rnn import pad_sequence
 
 from ..config.settings import Lengths
-from ..data.reading import text_of
+from ..data.vocab import text_of
 from ..mistake import Mistake
 from ..run.checkpoint import LoadedModel
 from ..runtime.device import autocast

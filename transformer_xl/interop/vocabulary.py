@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..data.reading import read_file
-from ..data.vocab import EOS, LINE_ENDS, Vocab, is_text
-from ..data.words import listed_words
+from ..data.vocab import EOS, LINE_ENDS, Vocab, is_text, listed_words
 from ..mistake import Mistake
 from ..runtime.files import read_table
 from .pickles import StandIn, read_pickle
@@ -37,11 +36,7 @@ def read_vocabulary(path: Path) -> Vocab:
         if found is None:
             raise Mistake(f"{path} must hold a vocabulary, and has no idx2sym. Give cache.pt, cache.pkl or vocab.pkl.")
         return found
-    try:
-        text = read_file(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Mistake(f"{path} must be UTF-8 text with a token per line, and is not: {error}.") from error
-    return _vocab(listed_words(text, str(path)), str(path))
+    return _vocab(listed_words(read_file(path), str(path)), str(path))
 
 
 def pickled_vocabulary(content: object, file: str) -> Vocab | None:

@@ -6,7 +6,6 @@ of another checkpoint than the run's best are computed again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from ..mistake import Mistake
 from ..run.checkpoint import LoadedModel
 from ..run.folder import find_checkpoint
 from ..run.trained import TrainedRun
-from ..runtime.files import SEAL, digest_of, read_table, write_whole
+from ..runtime.files import SEAL, digest_of, digest_of_json, read_table, write_whole
 
 FILE = "report.json"
 TARGETS = 10_000
@@ -86,13 +85,8 @@ def stored_figures(run: Path) -> Figures | None:
     except Mistake:  # it is computed again
         return None
     figures: Figures = stored.get("figures", {})
-    sound = stored.get("sum") == _sum(figures) and figures["checkpoint"] == identity(find_checkpoint(run))
+    sound = stored.get("sum") == digest_of_json(figures) and figures["checkpoint"] == identity(find_checkpoint(run))
     return figures if sound else None
-
-
-def _sum(figures: Figures) -> str:
-    """Finds what was changed by hand or by another version."""
-    return hashlib.sha256(json.dumps(figures).encode()).hexdigest()
 
 
 def complete_figures(run: Path, device: str = "auto") -> None:
@@ -114,7 +108,7 @@ def complete_figures(run: Path, device: str = "auto") -> None:
         costs=memory_costs(loaded, split, trained.precision),
         passage=passage(loaded, split, trained.precision),
     )
-    write_whole(run / FILE, json.dumps({"sum": _sum(figures), "figures": figures}) + "\n")
+    write_whole(run / FILE, json.dumps({"sum": digest_of_json(figures), "figures": figures}) + "\n")
 
 
 def memory_lengths(config: RunConfig) -> list[int]:

@@ -137,6 +137,11 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
             raise
 
 
+def digest_of_json(content: object) -> str:
+    """SHA-256 of JSON, whatever its white space and the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def read_table(path: Path, advice: str, **kinds: type) -> dict[str, Any]:
     """The JSON object in a file, in which these fields have these types, if they are there.
 

@@ -6,11 +6,13 @@ It refuses content or counts that differ from the published ones.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from ... import __version__
 from ...config.values import listing
 from ...mistake import Mistake
 from ...runtime.files import explain_write_error, wait_for
@@ -20,8 +22,7 @@ from ..header import Header
 from ..reading import OPENERS, Text, expand_home, open_file, read_errors, read_file
 from ..vocab import Newlines, Vocab
 from .archive import unpack_if_archive
-from .download import download
-from .published import DATASETS, Dataset, Protocol
+from .published import DATASETS, Dataset, DownloadSource, Protocol
 
 
 def prepare(name: str, source: str | Path | None = None, *, newlines: Newlines | None = None) -> Corpus:
@@ -49,7 +50,6 @@ def prepare(name: str, source: str | Path | None = None, *, newlines: Newlines |
                 store_folder(name, "" if newlines == dataset.newlines else newlines),
                 texts,
                 name=name,
-                source=name,
                 unit=dataset.unit,
                 newlines=newlines,
                 vocab=vocab,
@@ -151,3 +151,38 @@ def _files_in(place: Path, names: Sequence[str]) -> dict[str, Path]:
 def _plain_name(path: Path) -> str:
     """The name of a file without .xz, .gz or .bz2."""
     return path.name.removesuffix(path.suffix) if path.suffix in OPENERS else path.name
+
+
+def download(origins: Sequence[DownloadSource], folder: Path) -> Path:
+    """Download a file to `folder` from the first origin that works. If it is there already, no network is needed.
+
+    Each origin is tried three times.
+
+    Raises:
+        OSError: a sentence with every address and the reason.
+    """
+    import pooch  # not above, because `txl --help` needs no network
+    from requests.exceptions import RequestException
+
+    pooch.get_logger().setLevel("WARNING")
+    loader = pooch.HTTPDownloader(timeout=30, headers={"User-Agent": f"transformer-xl/{__version__}"})
+    reasons = []
+    for origin in sorted(origins, key=lambda origin: not (folder / origin.name).is_file()):
+        path = folder / origin.name
+        if not path.is_file():
+            size = "" if origin.bytes is None else f" ({origin.bytes:,} bytes)"
+            print(f"Loading {origin.url}{size}.", file=sys.stderr, flush=True)
+        registry, urls = {path.name: origin.digest}, {path.name: origin.url}
+        files = pooch.create(folder, "", registry=registry, urls=urls, retry_if_failed=2)
+        try:
+            with explain_write_error(path):
+                files.fetch(path.name, downloader=loader)  # type: ignore[arg-type] - a class of its own
+            return path
+        except (RequestException, ValueError) as error:
+            path.unlink(missing_ok=True)
+            reasons.append(f"{origin.url} ({str(error).rstrip('.')})")
+            print(f"{reasons[-1]}: this address is given up.", file=sys.stderr, flush=True)
+    raise OSError(
+        f"{origins[0].name} could not be downloaded from {', nor from '.join(reasons)}: give --source a copy that was "
+        "downloaded by other means."
+    )

@@ -11,10 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
 
-from ..header import SPLITS as SPLITS
+from ..header import SPLITS
 from ..vocab import Newlines, Unit
-from .download import DownloadSource
+
+
+@dataclass(frozen=True)
+class DownloadSource:
+    """One address of a file."""
+
+    url: str
+    bytes: int | None = None
+    """Exact length; None if it is not published."""
+    digest: str | None = None
+    """"sha256:..." or "md5:..."; None if it is not published."""
+
+    @property
+    def name(self) -> str:
+        """The file's name: the end of the address, decoded."""
+        return unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -77,10 +93,16 @@ def _one_file_each(files: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return {split: (file,) for split, file in zip(SPLITS, files, strict=True)}
 
 
-def _wikitext(archive: str, size: int, digest: str) -> tuple[tuple[DownloadSource, ...]]:
+def _wikitext(version: str, size: int, sha256: str) -> tuple[tuple[DownloadSource, ...]]:
     """The archive at two addresses: the bucket of the authors' company (closed in 2024) and the first author's copy."""
     folders = ("https://s3.amazonaws.com/research.metamind.io/wikitext", "https://wikitext.smerity.com")
-    return (tuple(DownloadSource(f"{folder}/{archive}", size, digest) for folder in folders),)
+    urls = (f"{folder}/wikitext-{version}-v1.zip" for folder in folders)
+    return (tuple(DownloadSource(url, size, f"sha256:{sha256}") for url in urls),)
+
+
+def _zip(name: str, size: int, sha256: str) -> DownloadSource:
+    """An archive of Matt Mahoney."""
+    return DownloadSource(f"http://mattmahoney.net/dc/{name}.zip", size, f"sha256:{sha256}")
 
 
 _PTB = {
@@ -130,15 +152,7 @@ DATASETS: dict[str, Dataset] = {
     "enwik8": Dataset(
         unit="byte",
         files={"enwik8": "sha256:2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
-        downloads=(
-            (
-                DownloadSource(
-                    "http://mattmahoney.net/dc/enwik8.zip",
-                    36_445_475,
-                    "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-                ),
-            ),
-        ),
+        downloads=((_zip("enwik8", 36_445_475, "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),),),
         protocols={
             "drop": _protocol(204, (88_982_818, 204), (4_945_742, 202), (4_943_417, 197)),
             "keep": _protocol(205, (90_000_000, 205), (5_000_000, 203), (5_000_000, 198)),
@@ -150,11 +164,7 @@ DATASETS: dict[str, Dataset] = {
         files={"text8": "md5:3bea1919949baf155f99411df5fada7e"},
         downloads=(
             (
-                DownloadSource(
-                    "http://mattmahoney.net/dc/text8.zip",
-                    31_344_016,
-                    "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-                ),
+                _zip("text8", 31_344_016, "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
                 DownloadSource(
                     "https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz",
                     digest="md5:68799af40b6bda07dfa47a32612e5364",
@@ -186,9 +196,7 @@ DATASETS: dict[str, Dataset] = {
     "wikitext-2": Dataset(
         unit="word",
         files=_WIKITEXT_2,
-        downloads=_wikitext(
-            "wikitext-2-v1.zip", 4_475_746, "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"
-        ),
+        downloads=_wikitext("2", 4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
         protocols={
             "keep": _protocol(33_278, (2_088_628, 33_278, 54_625), (217_646, 13_777, 11_718), (245_569, 14_143, 15_218))
         },
@@ -197,22 +205,14 @@ DATASETS: dict[str, Dataset] = {
     "wikitext-2-raw": Dataset(
         unit="word",
         files=_WIKITEXT_2_RAW,
-        downloads=_wikitext(
-            "wikitext-2-raw-v1.zip",
-            4_721_645,
-            "sha256:ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
-        ),
+        downloads=_wikitext("2-raw", 4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
         protocols={"keep": _protocol(84_608, (2_088_628, 76_617), (217_646, 19_883), (245_569, 21_142))},
         splits=_one_file_each(_WIKITEXT_2_RAW),
     ),
     "wikitext-103": Dataset(
         unit="word",
         files=_WIKITEXT_103,
-        downloads=_wikitext(
-            "wikitext-103-v1.zip",
-            190_229_076,
-            "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-        ),
+        downloads=_wikitext("103", 190_229_076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
         protocols={
             "keep": _protocol(
                 267_735, (103_227_021, 267_735, 441_959), (217_646, 18_891, 1_657), (245_569, 19_766, 2_492)
