@@ -116,7 +116,7 @@ def findings(trainer: Trainer, steps: int = 4) -> dict[str, Tensor]:
     results = torch.tensor([trainer.advance() for _ in range(steps)], dtype=torch.float64)
     found = {"nats, targets, norm": results} | {f"weight.{k}": value for k, value in weights_of(trainer).items()}
     if trainer.average is not None:
-        found |= {f"average.{name}": value.detach() for name, value in weights(trainer.average.model).items()}
+        found |= {f"average.{name}": value.detach() for name, value in weights(trainer.average.module).items()}
     return found | {name: value for name, value in trainer.state().tensors.items() if name.startswith("memory.")}
 
 

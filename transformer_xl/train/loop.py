@@ -285,7 +285,7 @@ class _Loop:
         """Score the weights and, if there is one, their average; return the loss of those that are saved."""
         models = {"valid": self.trainer.whole_model()}
         if self.trainer.average is not None:
-            models["valid-average"] = self.trainer.average.model
+            models["valid-average"] = self.trainer.average.module
         loss, config = 0.0, self.config
         for split, model in models.items():
             result = score_split(
@@ -305,7 +305,7 @@ class _Loop:
     def _save(self, valid_loss: float | None) -> None:
         """Copy the state of the run, and write the copy in the background."""
         trainer, snapshot = self.trainer, self.writer.snapshot()
-        model = trainer.model if trainer.average is None else trainer.average.model
+        model = trainer.model if trainer.average is None else trainer.average.module
         stored = {name: snapshot.take(name, value) for name, value in weights(model).items()}
         training = trainer.state(snapshot)
         if not trainer.ranks.first:

@@ -1,11 +1,10 @@
-"""Optimizers by name, learning rates as a pure function of the step, and a running average of weights."""
+"""Optimizers by name, and learning rates as a pure function of the step."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..config.settings import TrainConfig
-from ..model.transformer_xl import TransformerXL
 
 NGRAM_TABLE = "ngrams.table.weight"
 
@@ -160,21 +158,3 @@ def orthogonal(
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
     return x
-
-
-class Average:
-    """The mean of `model`'s weights at each `update`, as a separate model, to evaluate and to save.
-
-    As in averaged SGD (Polyak & Juditsky 1992; Merity et al. 2018). With a `count` of 0 it is no average yet.
-    """
-
-    def __init__(self, model: TransformerXL, count: int = 0):
-        self.model: TransformerXL = deepcopy(model).eval()
-        self.count: int = count
-
-    @torch.no_grad()
-    def update(self, model: TransformerXL) -> None:
-        """Add the current weights to the mean."""
-        self.count += 1
-        for mean, weight in zip(self.model.parameters(), model.parameters(), strict=True):
-            mean.lerp_(weight, 1 / self.count)

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel
 
 from ..config.settings import TrainConfig
 from ..data.loader import Segment, StreamLoader
@@ -31,7 +32,7 @@ from ..runtime.device import sums_on
 from ..runtime.ranks import Ranks
 from .compiled import compile_objective, compiled, is_usual
 from .objective import Counts, Objective
-from .optim import NGRAM_TABLE, Average, build_optimizers, set_rates
+from .optim import NGRAM_TABLE, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
 from .replay import Replay, forward_backward
 from .scale import FIRST_SCALE, LossScale, unscale, zero_if_finite
@@ -191,8 +192,8 @@ class Trainer:
     skipped: int = 0
     """Number of steps skipped in a row, without those that overflowed."""
     pace: Pace = field(default_factory=Pace)
-    average: Average | None = None
-    """The average of the weights after each step from `average_from` on."""
+    average: AveragedModel | None = None
+    """The average of the weights after each step from `average_from` on (Polyak & Juditsky 1992; Merity et al. 2018)."""
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
@@ -260,8 +261,8 @@ class Trainer:
             self.skipped = self.skipped + 1 if result.skipped else 0
         self.step += 1
         if self.config.average_from and self.step > self.config.average_from and not result.skipped:
-            self.average = self.average or Average(self.model)
-            self.average.update(self.model)
+            self.average = self.average or AveragedModel(self.model)
+            self.average.update_parameters(self.model)
         seconds = time.perf_counter() - start
         self.seconds += seconds
         self.pace.add(result, seconds)
@@ -296,7 +297,7 @@ class Trainer:
             state = {f"optimizer.{name}.{kind}": value for kind, value in moments.get(weight, {}).items()}
             if self.average is not None:  # the checkpoint's weights are the average
                 state[f"live.{name}"] = weight
-                scalars["averaged"] = self.average.count
+                scalars["averaged"] = int(self.average.n_averaged)
             tensors |= {key: take(key, value) for key, value in state.items() if value is not None}
         states = {"cpu": torch.get_rng_state()}
         if device_of(self.model).type == "cuda":
@@ -323,7 +324,8 @@ class Trainer:
         except (KeyError, TypeError) as error:
             raise Mistake(f"training.json must hold numbers of training ({error}). Use another checkpoint.") from error
         if "averaged" in state.scalars:
-            self.average = Average(self.model, state.scalars["averaged"])
+            self.average = AveragedModel(self.model)
+            self.average.n_averaged.fill_(state.scalars["averaged"])
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
         moments: dict[Tensor, dict[str, Tensor]] = {weight: {} for weight in weights.values()}
         memory: dict[str, Tensor] = {}
