@@ -200,7 +200,7 @@ class TestOptions:
                         load_recipe(tmp_path / "recipe.toml")
                     assert users_sentence(error.value) is not None
 
-    @pytest.mark.parametrize("value", ["9" * 5000, "0x" + "f" * 5000, "[" * 5000, "[1979-05-27]", "[nan, {a = 1}]"])
+    @pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, "[1979-05-27]", "[nan, {a = 1}]"])
     def test_a_number_that_python_cannot_print_is_refused(self, tmp_path, value):
         (tmp_path / "recipe.toml").write_text(f"[train]\nlr = {value}\n")
         with pytest.raises(ValueError, match=r"train\.lr must be a number|recipe\.toml") as error:
@@ -445,7 +445,7 @@ class TestPrompts:
     def test_a_prompt_that_is_not_text_is_named_among_several(self, home, capsys):
         Path("latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
         told = refused(words("generate words --max-tokens 2 --prompt the @latin.txt"), capsys)
-        assert "The prompt @latin.txt is not UTF-8" in told
+        assert "The prompt @latin.txt must be UTF-8" in told
 
     def test_unknown_words_are_counted_and_invalid_bytes_are_shown_replaced(self, home, capsys):
         assert main(words("generate words --max-tokens 2 --prompt 'the zebra jumps'")) == 0

@@ -112,7 +112,7 @@ def load_recipe(
     except (ValueError, RecursionError) as error:
         raise Mistake(f"Recipe {recipe} is not valid TOML: {error}.") from error
     problems = Problems()
-    own = _settings_of(tables, problems)
+    own = settings_of(tables, problems)
     sentences = any(setting.name == "corpus.newlines" and setting.value == "sentence" for setting in own)
     defaults = [] if data is None else data_settings(str(data), sentences=sentences)
     return run_of([*own, *defaults], overrides, problems, adapt=note or _say)
@@ -265,7 +265,7 @@ def _toml_value(value: Value) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _settings_of(tables: Mapping[str, Value], problems: list[str]) -> list[Setting]:
+def settings_of(tables: Mapping[str, Value], problems: list[str]) -> list[Setting]:
     """The settings of a recipe. Values outside of tables and unknown empty tables are added to `problems`."""
     given: list[Setting] = []
     for section, table in tables.items():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..config.recipe import SECTIONS, Setting, run_of
+from ..config.problems import Problems
+from ..config.recipe import SECTIONS, run_of, settings_of
 from ..config.settings import RunConfig
-from ..config.values import value_text
 from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.baselines import build_model, check_rebuilt
@@ -130,47 +128,29 @@ def load_training(folder: str | Path) -> TrainingState:
         raise FileNotFoundError(
             f"{folder} holds no training state, so training cannot resume there. Start a new run from it with --init."
         )
+    parts.read_header(folder)  # refuses other versions
     stored = parts.read_json(folder / "training.json")
-    step, scalars = (stored.get(name) for name in ("step", "scalars")) if isinstance(stored, dict) else (None, None)
-    named = re.fullmatch(r"step_(\d+)", folder.name)
-    same = step == parts.read_header(folder).get("step") and (not named or int(named[1]) == step)
-    if not isinstance(step, int) or not isinstance(scalars, dict) or not same:
-        raise Mistake(
-            f"{folder / 'training.json'} must be the training state of its folder and config.json, and is of step "
-            f"{value_text(step)}. Restore the folder from a copy, or use another checkpoint."
-        )
-    return TrainingState(step, scalars, parts.read_tensors(folder / "training.safetensors"))
+    own = f"step_{stored['step']:08d}"
+    if folder.name.startswith("step_") and folder.name != own:  # a run reads its step in the name
+        raise Mistake(f"{folder} must have the name {own}, because it is of that step. Rename it.")
+    return TrainingState(stored["step"], stored["scalars"], parts.read_tensors(folder / "training.safetensors"))
 
 
 def _refuse_absurd(config: RunConfig, folder: Path) -> None:
-    """Refuse settings that need more than the file of weights holds, or this machine has, before memory is taken."""
-    model, size = config.model, (folder / "model.safetensors").stat().st_size
-    needed = size + 1
-    layers = model.n_layer * min(model.d_model, model.d_inner)  # less than they hold: to build many takes time
-    if max(layers, model.vocab_size, model.positions) <= size:
+    """Refuse sizes that need more than the file of weights holds, before memory is taken."""
+    path, model = folder / "model.safetensors", config.model
+    size = path.stat().st_size
+    needed = model.n_layer * min(model.d_model, model.d_inner)  # less than they hold: to build many layers takes time
+    if needed <= size:
         with torch.device("meta"):
             needed = sum(value.numel() for value in parts.weights(build_model(model)).values())
     if needed > size:
-        with parts.name_damage(folder / "model.safetensors"):
+        with parts.name_damage(path):
             raise Mistake("config.json has sizes of more weights")
-    lengths = max(config.eval_lengths.mem_len, config.train.mem_len) if model.zero_memory else 0
-    memory = 4 * model.n_layer * lengths * model.d_model
-    if not hasattr(os, "sysconf"):  # Windows
-        return
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if memory > machine:
-        raise Mistake(
-            f"{folder / 'config.json'} asks for {memory:,} bytes of memory (zero_memory and mem_len), and this machine "
-            f"has {machine:,}. Give a smaller mem_len there."
-        )
 
 
 def load_config(folder: str | Path) -> RunConfig:
-    """The settings in a checkpoint's `config.json`; missing ones have their defaults.
-
-    Raises:
-        ValueError: the file is of another kind or a newer version, or has settings that this version does not have.
-    """
+    """The settings in a checkpoint's `config.json`, as `config_of` reads them."""
     return config_of(parts.read_header(Path(folder)), Path(folder) / "config.json")
 
 
@@ -180,14 +160,10 @@ def config_of(stored: Mapping[str, object], path: Path) -> RunConfig:
     Raises:
         ValueError: it has settings that this version does not have, or values that do not fit each other.
     """
-    tables = {section: stored.get(section, {}) for section in SECTIONS}
-    settings = []
-    for section, table in tables.items():
-        if not isinstance(table, Mapping) or (section == "model" and "vocab_size" not in table):
-            raise Mistake(f"{path} must hold a table {section} with all that it needs. Restore it from a copy.")
-        settings += [Setting(section, name, value) for name, value in table.items()]
+    problems = Problems()
+    settings = settings_of({section: stored.get(section, {}) for section in SECTIONS}, problems)
     try:
-        return run_of(settings, [])
+        return run_of(settings, [], problems)
     except Mistake as error:
         reasons = " ".join(str(error).splitlines())
         raise Mistake(f"{path}: {reasons} Update transformer-xl, or restore the file from a copy.") from error

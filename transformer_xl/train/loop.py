@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
+from typing import cast
 
 import torch
 
@@ -285,7 +286,7 @@ class _Loop:
         """Score the weights and, if there is one, their average; return the loss of those that are saved."""
         models = {"valid": self.trainer.whole_model()}
         if self.trainer.average is not None:
-            models["valid-average"] = self.trainer.average.module
+            models["valid-average"] = cast(TransformerXL, self.trainer.average.module)
         loss, config = 0.0, self.config
         for split, model in models.items():
             result = score_split(

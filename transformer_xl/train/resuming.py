@@ -63,8 +63,6 @@ def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
     """Refuse to go on with a run in which the text, or a setting that cannot change, is not as when it began. The text
     and the training may be elsewhere now."""
     check_text(run, corpus)
-    if not (run.path / "config.toml").exists():
-        return
     own = run.settings()
     elsewhere = ("corpus.name", "corpus.vocab", "train.device", "train.backend")
     _fixed(run, own, config, [each for each in settings_in(own) if each.name not in elsewhere]).refuse()
@@ -72,8 +70,6 @@ def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
 
 def with_own_choices(run: Run, config: RunConfig) -> RunConfig:
     """`config` with what the run chose when it began instead of "auto"."""
-    if not (run.path / "config.toml").exists():
-        return config
     own, choices = run.settings().train, ("device", "precision", "backend")
     chosen = {name: getattr(own, name) for name in choices if getattr(config.train, name) == "auto"}
     return replace(config, train=replace(config.train, **chosen))

@@ -7,10 +7,8 @@ scale after `GROWTH_STEPS` steps without one.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +25,6 @@ class LossScale:
     steps: int = 0
     """Steps since it last changed."""
 
-    @classmethod
-    def restored(cls, stored: Mapping[str, Any]) -> LossScale:
-        """The scale that `asdict` made `stored` of; a `TypeError` or a `KeyError` if it is damaged."""
-        value, steps = stored["value"], stored["steps"]
-        if type(value) is not float or math.frexp(value)[0] != 0.5 or value < 1 or type(steps) is not int or steps < 0:
-            raise TypeError("the scale of the loss must be a power of two")
-        return cls(value, steps)
-
     def update(self, overflowed: bool) -> None:
         """Count a step; `overflowed`: its gradient was not finite, and its loss was."""
         self.steps += 1
@@ -49,10 +39,7 @@ def unscale(gradients: Iterable[Tensor | None], scale: float) -> None:
     if scale == 1:
         return
     found = [gradient for gradient in gradients if gradient is not None]
-    torch._foreach_mul_([gradient for gradient in found if not gradient.is_sparse], 1 / scale)  # type: ignore[attr-defined]
-    for gradient in found:
-        if gradient.is_sparse:
-            gradient.mul_(1 / scale)
+    torch._foreach_mul_(found, 1 / scale)  # type: ignore[attr-defined]
 
 
 def zero_if_finite(gradient: Tensor | None) -> Tensor:

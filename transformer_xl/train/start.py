@@ -71,19 +71,19 @@ class Start(NamedTuple):
     model: TransformerXL
     config: RunConfig
     """The settings, in which nothing is "auto" any more."""
-    begun: Mapping[str, object]
-    """The facts `BEGUN` for `fit`."""
+    begun: Mapping[str, object] | None
+    """The facts `BEGUN` for `fit`; None: those that the folder records."""
 
 
 def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume: bool = False) -> Start:
     """Open the corpus, choose every setting that is open, and build the model."""
     require_installed(config.train.trackers)
-    _check_before_reading(config, ranks)
-    begun = {"recipe": origin.recipe, "why": origin.why, "init": name_of(origin.init_given)}
-    if resume:
-        begun = {fact: run.facts().get(fact, "") for fact in begun}
+    check_ranks(config.train, ranks)
+    refuse_odd_name(config.corpus.name, "--data")
+    refuse_odd_name(config.corpus.vocab, "--corpus.vocab")
+    init = run.facts().get("init", "") if resume else name_of(origin.init_given)
     source = find_checkpoint(origin.init) if origin.init is not None else None
-    vocab = load_vocab(source or find_checkpoint(run.path, which="last")) if begun["init"] else None
+    vocab = load_vocab(source or find_checkpoint(run.path, which="last")) if init else None
     if vocab is None and config.corpus.unit == "id" and config.model.vocab_size:
         vocab = Vocab.of_ids(config.model.vocab_size)
     asked = config.corpus.document_end  # what is inherited need not occur in a new text
@@ -94,7 +94,9 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     corpus = open_corpus(config.corpus, vocab=vocab, extend=config.corpus.extend_vocab and source is not None)
     if resume:
         check_text(run, corpus)
-    _check_eval_split(config, corpus)
+    if config.eval.split not in corpus.header.splits:  # now, because training may take hours
+        got, splits = config.eval.split, " or ".join(corpus.header.splits)
+        raise Mistake(f"eval.split must be {splits} for the corpus {corpus.name}, got {got}. Give --eval.split valid.")
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     if ranks.first:  # the others wait until this is done
         build_native(resolve_device(config.train.device))
@@ -110,21 +112,8 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
             _check_unknown(corpus)
         file = source / "model.safetensors"
         set_weights(model, grown(model, read_tensors(file), vocab or corpus.vocab), str(file))
-    return Start(corpus, model, config, begun | {"chosen": chosen})
-
-
-def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
-    """Refuse settings that do not suit the ranks, and a path of a text that cannot be written in a file."""
-    check_ranks(config.train, ranks)
-    for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
-        refuse_odd_name(name, option)
-
-
-def _check_eval_split(config: RunConfig, corpus: Corpus) -> None:
-    """Refuse a corpus without the split that is scored at the end. This comes before training, which may take hours."""
-    if config.eval.split not in corpus.header.splits:
-        got, splits = config.eval.split, " or ".join(corpus.header.splits)
-        raise Mistake(f"eval.split must be {splits} for the corpus {corpus.name}, got {got}. Give --eval.split valid.")
+    begun = {"recipe": origin.recipe, "why": origin.why, "init": init, "chosen": chosen}
+    return Start(corpus, model, config, None if resume else begun)
 
 
 def _check_unknown(corpus: Corpus) -> None:

@@ -22,7 +22,6 @@ from torch.optim.swa_utils import AveragedModel
 from ..config.settings import TrainConfig
 from ..data.loader import Segment, StreamLoader
 from ..evaluation.score import device_of, figure, ratio
-from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL, ordered_weights
@@ -193,7 +192,7 @@ class Trainer:
     """Number of steps skipped in a row, without those that overflowed."""
     pace: Pace = field(default_factory=Pace)
     average: AveragedModel | None = None
-    """The average of the weights after each step from `average_from` on (Polyak & Juditsky 1992; Merity et al. 2018)."""
+    """The mean of the weights after each step from `average_from` on (Polyak & Juditsky 1992; Merity et al. 2018)."""
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
@@ -315,14 +314,10 @@ class Trainer:
         Training continues with the same bits as if it had never stopped. After a change of the number of ranks, losses
         agree to rounding, except for dropout.
         """
-        try:
-            self.step, self.seconds, self.skipped = state.step, state.scalars["seconds"], state.scalars["skipped"]
-            self.pace = Pace(**state.scalars["pace"])
-            self.pace.entry("byte")  # raises a TypeError unless its fields are numbers
-            if self.config.precision == "fp16":
-                self.scale = LossScale.restored(state.scalars["scale"])
-        except (KeyError, TypeError) as error:
-            raise Mistake(f"training.json must hold numbers of training ({error}). Use another checkpoint.") from error
+        self.step, self.seconds, self.skipped = state.step, state.scalars["seconds"], state.scalars["skipped"]
+        self.pace = Pace(**state.scalars["pace"])
+        if self.config.precision == "fp16":
+            self.scale = LossScale(**state.scalars["scale"])
         if "averaged" in state.scalars:
             self.average = AveragedModel(self.model)
             self.average.n_averaged.fill_(state.scalars["averaged"])
@@ -339,10 +334,6 @@ class Trainer:
                 weights[name].copy_(value)
             elif kind == "optimizer":
                 name, _, moment = name.rpartition(".")
-                if value.ndim and value.shape != weights[name].shape:
-                    raise Mistake(
-                        f"The checkpoint's {moment} of {name} has another shape than the weight. Use another."
-                    )
                 moments[weights[name]][moment] = part_as(value, weights[name]).clone()
         layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
         self.memory = Memory(layers, memory.get("valid"), self.memory.zero_filled, memory.get("tokens"))
