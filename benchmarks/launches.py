@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.data.loader import Segment
 from transformer_xl.mistake import Mistake
-from transformer_xl.model import adaptive, fused, step
+from transformer_xl.model import adaptive, kernels, step
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import fused_step, native
 from transformer_xl.train.optim import build_optimizers
@@ -263,8 +263,8 @@ def count_token(recipe: str, rows: int = 1, **shape: Any) -> Launches:
     with fake_cuda(), ExitStack() as stack:
         for owner, name, value in (
             (fused_step, "_launch", launch),
-            (fused, "doubt", lambda _: None),
-            (fused, "known_modules", lambda backbone, _: backbone.config.gate == "none"),  # fake weights have no type
+            (kernels, "doubt", lambda _: None),
+            (kernels, "known_modules", lambda backbone, _: backbone.config.gate == "none"),  # fake weights have no type
             (step, "_capture_graph", record),
         ):
             stack.enter_context(patch.object(owner, name, value))

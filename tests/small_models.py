@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.model.baselines import build_model
@@ -108,3 +109,23 @@ def used(memory: Memory) -> list[int]:
     """How many positions of each row count."""
     batch = memory.layers[0].shape[0]
     return [memory.length] * batch if memory.valid is None else memory.valid.tolist()
+
+
+class Made(TorchDispatchMode):
+    """Records every tensor that operations allocate: the operation and the number of elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor) and not x.is_meta and x.untyped_storage().data_ptr() not in given:
+                self.all.append((str(func), x.numel()))
+        return out
+
+    def of(self, numel: int) -> list[str]:
+        """The operations that made at least this many elements."""
+        return [name for name, size in self.all if size >= numel]

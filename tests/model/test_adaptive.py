@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import small_model, text
+from small_models import Made, small_model, text
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config.settings import TransformerXLConfig
 from transformer_xl.mistake import Mistake
@@ -74,26 +73,6 @@ def blocks_of(columns: int) -> Iterator[None]:
         patch.setattr(cross_entropy, "_ON_CPU", 0)
         patch.setattr(cross_entropy, "_LEAST_COLUMNS", columns)
         yield
-
-
-class Made(TorchDispatchMode):
-    """Records every tensor that operations allocate: the operation and the number of elements."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all: list[tuple[str, int]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
-        for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, Tensor) and not x.is_meta and x.untyped_storage().data_ptr() not in given:
-                self.all.append((str(func), x.numel()))
-        return out
-
-    def of(self, numel: int) -> list[str]:
-        """The operations that made at least this many elements."""
-        return [name for name, size in self.all if size >= numel]
 
 
 def tied(shape: dict, *, weight: bool = True) -> tuple[AdaptiveEmbedding, AdaptiveSoftmax]:

@@ -27,7 +27,6 @@ from transformer_xl.evaluation.lines import _score_batch
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
-from transformer_xl.ops import sdpa
 from transformer_xl.runtime import device as devices
 from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import train_step
@@ -97,7 +96,8 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout_p: fl
 
 @contextmanager
 def on_apple() -> Iterator[Apple]:
-    with launches.fake_cuda(), patch.object(sdpa.F, "scaled_dot_product_attention", plain_attention), Apple() as apple:
+    fused = patch.object(torch.nn.functional, "scaled_dot_product_attention", plain_attention)
+    with launches.fake_cuda(), fused, Apple() as apple:
         yield apple
 
 

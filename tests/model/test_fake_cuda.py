@@ -83,7 +83,7 @@ def kernel_dtypes(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[torch.d
         return triton.attend(call)
 
     monkeypatch.setitem(ops.BACKENDS, "triton", attend)
-    monkeypatch.setattr("transformer_xl.model.fused.doubt", lambda _: "not tried here")
+    monkeypatch.setattr("transformer_xl.model.kernels.doubt", lambda _: "not tried here")
     with launches.fake_cuda():
         yield found
 

@@ -20,7 +20,7 @@ from transformer_xl.evaluation.generate import Sampling, stream
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.attention import RelativeMultiheadAttention
 from transformer_xl.model.baselines import build_model
-from transformer_xl.model.native import MOST_ROWS, can_step, includes_head
+from transformer_xl.model.kernels import MOST_ROWS, can_step, includes_head
 from transformer_xl.model.step import Step, VectorStep, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
 

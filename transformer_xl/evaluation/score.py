@@ -22,7 +22,7 @@ from ..config.settings import Lengths, TransformerXLConfig
 from ..data.loader import Segment
 from ..mistake import Mistake
 from ..model.adaptive import AdaptiveSoftmax
-from ..model.inputs import as_targets
+from ..model.modules import as_targets
 from ..runtime.device import autocast, sums_on
 
 MOST_SCORES = 1 << 24

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..config.settings import Lengths, TransformerXLConfig
 from ..mistake import Mistake
 from ..model.adaptive import AdaptiveSoftmax
-from ..model.inputs import as_ids
+from ..model.modules import as_ids
 from .score import Reader
 
 _TOKENS = 1 << 13

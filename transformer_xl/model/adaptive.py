@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
+from ..ops.call import first_derivative
 from ..ops.cross_entropy import Columns, linear_nll
-from ..ops.derivatives import first_derivative
 from ..ops.dropout import word_dropout
-from .inputs import as_ids, as_targets
-from .modules import Ids, Vectors
+from .modules import Ids, Vectors, as_ids, as_targets
 
 _FEW_ROWS = 512
 """On a GPU the gradient of a table with at most this many rows is a product, because sorting the ids takes longer."""

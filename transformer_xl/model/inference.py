@@ -6,7 +6,7 @@ reading one token at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,9 +19,8 @@ from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..ops.masks import next_multiple
 from .attention import Positions
-from .inputs import as_marks
 from .memory import Memory, cat_tokens, reset_tokens
-from .modules import Keys, Queries, Valid, Vectors
+from .modules import Keys, Queries, Valid, Vectors, as_marks
 
 
 class LayerCache(NamedTuple):
@@ -62,19 +61,6 @@ class KVCache:
     spent: bool = False
     tokens: Int[Tensor, "B L"] | None = None
     """The last tokens, as in `Memory`."""
-
-    @classmethod
-    def of_memory(
-        cls, memory: Memory, lengths: Lengths, projections: Sequence[Callable[[Tensor], tuple[Tensor, Tensor]]]
-    ) -> KVCache:
-        """A cache of `memory`; `projections` compute each layer's keys and values."""
-        pairs = zip(projections, memory.layers, strict=True)
-        buffers = [torch.stack(project(past), 1) for project, past in pairs]
-        zero_kv = None
-        if memory.zero_filled:
-            zeros = memory.layers[0].new_zeros(1, 1, memory.layers[0].shape[2])
-            zero_kv = [torch.cat(project(zeros)) for project in projections]
-        return cls(buffers, lengths, memory.length, memory.valid, zero_kv, tokens=memory.tokens)
 
     def grow_to(self, mem_len: int) -> KVCache:
         """The cache itself, which already has the zeros of its `Lengths`.

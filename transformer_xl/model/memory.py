@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..ops.masks import running_max
-from .inputs import as_marks
-from .modules import First, Valid, Vectors
+from .modules import First, Valid, Vectors, as_marks
 
 
 class Memory(NamedTuple):

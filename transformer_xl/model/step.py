@@ -1,7 +1,7 @@
 """One step at a time, with shapes and memory that never change: `VectorStep` for a backbone, `Step` for tokens.
 
 On a CPU the step in C++ reads where it can, on a GPU in half precision the one in Triton, where `txl env --check`
-passed; see `native` and `fused`.
+passed; see `kernels`.
 
 A step keeps keys and values in a ring as long as the window W. The new position overwrites the oldest slot; the index
 of each row's slot is in a tensor. Position scores are computed in the order of distances, then moved to the order of
@@ -27,12 +27,10 @@ from torch.nn.functional import pad
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from .attention import Positions, RelativeMultiheadAttention
-from .fused import FusedStep, can_fuse
 from .inference import KVCache, check_state
-from .inputs import as_marks, check_vectors
+from .kernels import FusedStep, NativeStep, can_fuse, can_step
 from .memory import Memory, reset_tokens
-from .modules import has_hooks
-from .native import NativeStep, can_step
+from .modules import as_marks, check_vectors, has_hooks
 from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
 
 State = TypeVar("State")

@@ -28,9 +28,8 @@ from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Positions, Projected, RelativeMultiheadAttention, sinusoids
 from .gates import build_join
 from .inference import KVCache, check_state
-from .inputs import check_vectors
 from .memory import Memory, first_keys
-from .modules import First, Ids, Layers, RowLinear, Valid, Vectors
+from .modules import First, Ids, Layers, RowLinear, Valid, Vectors, check_vectors
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
 
@@ -233,9 +232,14 @@ class TransformerXLBackbone(nn.Module):
         layers = all(type(layer).forward is DecoderLayer.forward for layer in self.layers)
         if not (forward and layers and type(self).remember is TransformerXLBackbone.remember):
             return memory
-        projections = [layer.attention.keys_values for layer in self.layers]
         memory = memory.grow_to(lengths.mem_len) if self.config.zero_memory else memory
-        return KVCache.of_memory(memory, lengths, projections)
+        pairs = zip(self.layers, memory.layers, strict=True)
+        buffers = [torch.stack(layer.attention.keys_values(past), 1) for layer, past in pairs]
+        zero_kv = None
+        if memory.zero_filled:
+            zeros = memory.layers[0].new_zeros(1, 1, self.config.d_model)
+            zero_kv = [torch.cat(layer.attention.keys_values(zeros)) for layer in self.layers]
+        return KVCache(buffers, lengths, memory.length, memory.valid, zero_kv, tokens=memory.tokens)
 
 
 class Prediction(NamedTuple):

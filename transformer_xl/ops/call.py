@@ -1,13 +1,17 @@
-"""One call of the op, as the backends get it."""
+"""One call of the op, as the backends get it, and what several of them do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from ..mistake import Mistake
 from .masks import Mask
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -35,3 +39,22 @@ def constant(function: Function) -> Function:
     """
     function.__dict__["_dynamo_marked_constant"] = True
     return function
+
+
+def first_derivative(backward: Callable[..., object]) -> Callable[..., object]:
+    """PyTorch's `once_differentiable`, which refuses `create_graph=True`.
+
+    PyTorch's own would return a gradient that is a constant for the graph, so a gradient penalty would have no effect.
+    """
+    once = once_differentiable(backward)
+
+    @wraps(backward)
+    def checked(*arguments: object) -> object:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise Mistake(
+                "create_graph must be False: the attention backends chunked and native, and the losses and embeddings "
+                'of a model, have first derivatives only. For attention give backend="strided".'
+            )
+        return once(*arguments)
+
+    return checked

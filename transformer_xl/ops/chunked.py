@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..mistake import Mistake
-from .call import Call
-from .derivatives import first_derivative
+from .call import Call, first_derivative
 from .dropout import keep_mask
 from .masks import ALIGNED, Mask, hide_scores, next_multiple, shifted_view, with_spare, without_padding
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .derivatives import first_derivative
+from .call import first_derivative
 
 Columns = Sequence[tuple[Tensor, Tensor]]
 """Weights `[n E]` and biases `[n]` of neighbouring columns, in one or more parts."""

@@ -29,7 +29,7 @@ from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText, sample
 from ..evaluation.score import MOST_SCORES, device_of
 from ..model.inference import KVCache
-from ..model.native import can_step, includes_head
+from ..model.kernels import can_step, includes_head
 from ..model.step import Step
 from ..model.transformer_xl import TransformerXL
 from ..ops.masks import next_multiple

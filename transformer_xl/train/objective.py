@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
 from ..config.settings import Lengths
-from ..model.inputs import as_targets
 from ..model.memory import Memory
+from ..model.modules import as_targets
 from ..model.transformer_xl import TransformerXL
 
 

@@ -2,7 +2,7 @@
 
 `attention.cpp` and `step.cpp` have the kernels, in one extension. The commands of `txl` build it once for each machine
 and version of torch (`build`); a call never compiles, it only uses what is built. The step is described in its file and
-in `model/native.py`.
+in `model/kernels.py`.
 
 Attention uses oneDNN's products, which use AMX if the processor has it and sum in float32. The softmax is computed
 online and keeps the logarithm of its sum, from which backward computes the probabilities again. Nothing is added in
@@ -30,9 +30,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..call import Call
+from ..call import Call, first_derivative
 from ..choice import cache_folder
-from ..derivatives import first_derivative
 
 DTYPES = torch.float32, torch.bfloat16
 SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h", "numbers.h")))

@@ -1,7 +1,8 @@
-"""The step in C++ (`ops/native/step.cpp`): which backbones it can read with, and a call of it.
+"""The step of `step.py` by kernels: which backbones they can read with, and a call of them.
 
-It computes in fp32, or in bf16 as `TransformerXL.for_inference` does under autocast: weights of products, keys and
-values in bf16, norms and sums in fp32.
+In C++ on a CPU (`ops/native/step.cpp`) it computes in fp32, or in bf16 as `TransformerXL.for_inference` does under
+autocast: weights of products, keys and values in bf16, norms and sums in fp32. In Triton on a GPU (`ops/fused_step.py`)
+it computes in half precision, with eight kernels a layer.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..ops.choice import native_refusal
+from ..ops.choice import doubt, native_refusal, triton_refusal
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveSoftmax
 from .attention import Positions, RelativeMultiheadAttention
@@ -33,6 +35,18 @@ def can_step(backbone: TransformerXLBackbone, kv: Float[Tensor, "B 2 H L K"]) ->
         and kv.dtype in (torch.float32, torch.bfloat16)
         and mixed == (kv.dtype == torch.bfloat16)
         and len(kv) <= MOST_ROWS
+        and known_modules(backbone, kv.dtype)
+    )
+
+
+def can_fuse(backbone: TransformerXLBackbone, kv: Float[Tensor, "B 2 H W K"]) -> bool:
+    """Whether the step in Triton can read with this backbone in the caller's autocast, and has passed on this card."""
+    mixed = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == kv.dtype
+    return (
+        kv.is_cuda
+        and mixed
+        and triton_refusal(kv.device, kv.dtype, kv.shape[4]) is None
+        and doubt(kv.device) is None
         and known_modules(backbone, kv.dtype)
     )
 
@@ -84,6 +98,52 @@ class NativeStep:
         """
         out = self.read(x, rings, slots, counts, rows)
         return out if self.head is None else self.head(out)
+
+
+class FusedStep:
+    """A call of the step in Triton."""
+
+    def __init__(
+        self,
+        backbone: TransformerXLBackbone,
+        positions: Sequence[Positions],
+        rings: list[Float[Tensor, "B 2 H W K"]],
+        slots: Int[Tensor, " B"],
+        counts: Int[Tensor, " B"],
+    ):
+        """It writes into the rings, and reads `slots` and `counts` anew in each call."""
+        self.backbone: TransformerXLBackbone = backbone
+        self.rings: list[Tensor] = rings
+        self.now: tuple[Tensor, Tensor] = slots, counts
+        self.positions: list[list[Tensor]] = [[each.to(rings[0].dtype).contiguous() for each in p] for p in positions]
+        self.pre: bool = backbone.config.pre_lnorm
+        norms = [norm for layer in backbone.layers for norm in (layer.attention.norm, layer.feed_forward.norm)]
+        self.first_norm: nn.LayerNorm | None = norms.pop(0) if self.pre else None
+        self.norms: list[nn.LayerNorm] = norms
+        """The norms of the sublayers' sums: with `pre_lnorm` that of the next one, so the last sum has none."""
+
+    def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B D"]:
+        """The output, fp32."""
+        from ..ops.fused_step import add_and_norm, attend_next  # triton is not installed everywhere
+
+        relu = self.backbone.config.relu_output
+        x = x[:, 0].float().contiguous()
+        rounded = (x if self.first_norm is None else self.first_norm(x)).to(self.rings[0].dtype)
+        norms = iter(self.norms)
+        for layer, kv, (r, u, v) in zip(self.backbone.layers, self.rings, self.positions, strict=True):
+            attention, ahead = layer.attention, layer.feed_forward
+            qkv = F.linear(rounded, attention.qkv.weight)
+            attended = attend_next(qkv, kv, *self.now, r, u, v, attention.qk_norm)
+            update = F.linear(attended, attention.output.weight)
+            x, rounded = add_and_norm(x, update, next(norms), relu=relu, pre=self.pre)
+            inner = torch.ops.aten._addmm_activation(ahead.inner.bias, rounded, ahead.inner.weight.T)  # with a ReLU
+            update = F.linear(inner, ahead.outer.weight, ahead.outer.bias)
+            norm = next(norms, None)
+            if norm is None:
+                x = layer.feed_forward.join(x, update)
+            else:
+                x, rounded = add_and_norm(x, update, norm, relu=relu, pre=self.pre)
+        return x if self.backbone.final_norm is None else self.backbone.final_norm(x)
 
 
 def _is_known(module: nn.Module, dtype: torch.dtype) -> bool:
