@@ -7,10 +7,16 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from amount import examples
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["native_build"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TXL_NATIVE", "0")  # no command compiles; tests/ops/test_native.py switches it on
+settings.register_profile(
+    "ours", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("ours")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_models import small_model, text
 
@@ -48,7 +48,6 @@ def with_losses(losses: list[float], unit: str) -> Sweep:
 
 
 @given(losses=st.lists(st.floats(0.5, 6), min_size=1), unit=st.sampled_from(["word", "byte"]))
-@settings(deadline=None)
 def test_the_shortest_length_is_as_good_as_the_best_and_shorter_ones_are_not(losses, unit):
     found = with_losses(losses, unit)
     figures = [math.exp(loss) if unit == "word" else loss / math.log(2) for loss in losses]

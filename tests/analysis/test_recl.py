@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from small_models import small_model, text
@@ -47,7 +47,6 @@ def by_definition(losses: np.ndarray, share: float) -> tuple[np.ndarray, np.ndar
 
 
 @given(losses=groups(), share=st.floats(0.01, 1))
-@settings(deadline=None)
 def test_gains_follow_the_definition(losses, share):
     found = gains(losses, share)
     before, after = by_definition(losses, share)
@@ -60,7 +59,6 @@ def test_gains_follow_the_definition(losses, share):
 
 
 @given(losses=groups(), share=st.floats(0.01, 1), data=st.data())
-@settings(deadline=None)
 def test_a_weight_equals_that_many_copies_of_a_position(losses, share, data):
     counts = st.integers(0, 3)
     weights = data.draw(arrays.arrays(np.int64, losses.shape[2], elements=counts).filter(lambda w: w.sum() > 0))
@@ -127,7 +125,6 @@ def test_noise_alone_has_gains_but_no_net_gain():
 
 
 @given(losses=groups())
-@settings(deadline=None)
 def test_gains_of_going_back_follow_the_definition(losses):
     found = measure(losses, CONTEXTS[: losses.shape[1]], 0.5, np.ones((1, losses.shape[2]), np.int64))
     before, after = by_definition(losses[:, ::-1], 0.5)
@@ -149,7 +146,6 @@ def test_draws_take_whole_stretches_of_text():
     seed=st.integers(0, 5),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_sampled_positions_are_distinct_and_have_their_context_in_their_document(
     tokens, step, steps, starts, seed, data
 ):
@@ -210,7 +206,6 @@ def heard(ids: np.ndarray, places: np.ndarray, contexts: np.ndarray) -> np.ndarr
     most=st.integers(1, 50),
     recurrent=st.booleans(),
 )
-@settings(deadline=None)
 def test_every_scored_position_sees_exactly_its_context(step, steps, tgt_len, batch_size, most, recurrent):
     ids = text(1, 200, seed=step).numpy()[0].astype(np.uint8)
     longest = step * steps

@@ -224,9 +224,7 @@ def script(folder: Path, line: str) -> str:
         (f'exec {sys.executable} -S "$@"', "must be the Python of an environment with torch and transformers"),
     ],
 )
-def test_a_python_that_cannot_run_a_peer_is_refused_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
-) -> None:
+def test_a_python_that_cannot_run_a_peer_is_refused_in_one_sentence(tmp_path, capsys, line, told) -> None:
     peer = script(tmp_path, line)
     assert main(["train", "--size", "toy", "--precision", "fp32", "--peers", peer]) == 2
     out, err = capsys.readouterr()

@@ -57,9 +57,7 @@ def test_each_row_reports_speed_memory_and_bound(recipe: str, capsys: pytest.Cap
     ("setting", "lacking"),
     [('[model]\nkind = "shaw"\npositions = 16', {"train", "eval", "generate"}), ("[eval]\nmem_len = 0", {"generate"})],
 )
-def test_a_row_without_a_bound_still_has_a_speed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, lacking: set[str]
-) -> None:
+def test_a_row_without_a_bound_still_has_a_speed(tmp_path, capsys, setting, lacking) -> None:
     section = setting.split("\n")[0]
     (tmp_path / "other.toml").write_text(TINY.replace(section, setting))
     assert main(["here", "--recipe", str(tmp_path / "other.toml"), *QUICK]) == 0

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args, get_origin
 import numpy as np
 import pytest
 from amount import examples
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mangled import ODD_TEXTS, mangled
 from tiny_runs import TINY
@@ -43,9 +43,7 @@ from transformer_xl.data.vocab import Unit, Vocab
 
 ROOT = Path(__file__).parents[2]
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
-several = settings(
-    max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+several = settings(max_examples=examples(15))
 dice = st.integers(0, 2**32).map(random.Random)
 
 
@@ -417,12 +415,7 @@ class TestStores:
 def test_a_file_of_another_checkpoint_is_refused(damaged, file, capsys):
     [other] = Path("words/checkpoints").iterdir()
     shutil.copy(other / file, damaged / file)
-    for line in (
-        "eval {}",
-        "generate {} --max-tokens 2",
-        "score {} text.txt",
-        "convert {} --to-format huggingface --to new",
-    ):
+    for line in ("eval {}", "convert {} --to-format huggingface --to new"):
         assert "damaged" in refused(words(line.format(damaged)), capsys)
         assert not Path("new").exists()
 
@@ -552,7 +545,7 @@ def test_nothing_published_identifies_the_machine(tmp_path, monkeypatch, capsys)
     Path("text.txt").write_text(TEXT)
     command = ["train", "text-small", "--data", str(own / "text.txt"), *TINY]
     assert main([*command, "--out", str(own / "first")]) == 0
-    assert main([*command, "--out", "run", "--init", str(own / "first")]) == 0
+    assert main([*command, "--out", "run", "--init", str(own / "first")]) == main(["report", "run"]) == 0
     capsys.readouterr()
     assert main(["env"]) == main(["env", "--json"]) == 0
     published = {"txl env": capsys.readouterr().out, "the report": Path("run/report.html").read_text()}

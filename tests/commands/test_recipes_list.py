@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from shlex import split as words
 
@@ -31,12 +32,12 @@ def test_every_recipe_is_listed_with_the_count_in_its_header(capsys):
     entries = listed("", capsys)
     assert entries.keys() == packaged_recipes().keys()
     for name, file in packaged_recipes().items():
-        counts = [
-            line.removeprefix("# Parameters: ") for line in file.read_text().splitlines() if "# Parameters: " in line
-        ]
-        if counts:
-            assert counts == [f"{entries[name]['parameters']:,}"]
-        assert (entries[name]["parameters"] is None) == (name == "text-words")
+        text, count = file.read_text(), entries[name]["parameters"]
+        assert (count is None) == (name == "text-words")
+        found = re.findall(r"^# Parameters: (.*)$", text, re.MULTILINE)
+        assert found == ([] if name.startswith("text-") else [f"{count:,}"])
+        for millions, decimals in re.findall(r"(\d+\.?(\d*))M parameters", text.splitlines()[0]):
+            assert millions == f"{count / 1e6:.{len(decimals)}f}"
     _, heading, demo, row = printed(["recipes", "text-fast", "text-words"], capsys).splitlines()
     assert heading.split()[0] == "recipe" and demo.split()[0] == "text-fast"
     assert "4 layers of 256" in row and "your text, words" in row and "by the text" in row

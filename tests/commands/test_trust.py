@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -13,16 +12,18 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import ALONE, trainer_of
-from tiny_runs import without_clock
+from tiny_runs import refused, without_clock
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
@@ -79,7 +80,7 @@ def run(home, tmp_path) -> Path:
 
 
 def words(home: Path, run: Path, *more: str) -> list[str]:
-    return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(run), *more]
+    return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(run), "--no-report", *more]
 
 
 def flip(path: Path, place: int) -> None:
@@ -169,15 +170,6 @@ def content(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The sentence with which a command line is refused."""
-    capsys.readouterr()
-    assert main(arguments) == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and "Traceback" not in shown.err
-    return shown.err
-
-
 @pytest.mark.parametrize(
     ("given", "must"),
     [
@@ -189,8 +181,8 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_settings_that_contradict_the_initial_run_are_refused(home, tmp_path, given, must, capsys):
-    sentence = refusal(words(home, tmp_path / "new", "--init", str(home / "run"), *given), capsys)
-    assert sentence.startswith(f"txl: {must}") and f"got {given[1]}" in sentence.replace('"', "")
+    sentence = refused(words(home, tmp_path / "new", "--init", str(home / "run"), *given), capsys)
+    assert sentence.startswith(must) and f"got {given[1]}" in sentence.replace('"', "")
     assert not (tmp_path / "new").exists()
 
 
@@ -198,7 +190,7 @@ def test_a_recipe_trains_another_shape_and_not_another_unit(home, tmp_path, caps
     """The shape is that of the run to start from; what agrees with it may be said, and dropout may differ."""
     line = ["train", "text-words", *words(home, tmp_path / "new", "--init", str(home / "run"))[2:]]
     short = ["--train.max-steps", "1", "--train.batch-size", "4", "--train.eval-tokens", "20"]
-    sentence = refusal(line, capsys)
+    sentence = refused(line, capsys)
     assert 'corpus.unit must be "byte"' in sentence and "name another recipe" in sentence
     agreed = ["--corpus.unit", "byte", "--model.n-layer", "1", "--model.vocab-size", "0", "--model.dropout", "0.3"]
     assert main([*line, *agreed, *short]) == 0
@@ -209,7 +201,7 @@ def test_a_recipe_trains_another_shape_and_not_another_unit(home, tmp_path, caps
 def test_line_ends_of_a_recipe_must_be_those_of_the_run_to_start_from(home, tmp_path, capsys):
     (tmp_path / "drop.toml").write_text(f'[corpus]\nname = "{home / "text.txt"}"\nnewlines = "drop"\n')
     line = ["train", str(tmp_path / "drop.toml"), "--out", str(tmp_path / "new"), "--init", str(home / "run")]
-    assert 'corpus.newlines must be "keep" with --init' in refusal(line, capsys)
+    assert 'corpus.newlines must be "keep" with --init' in refused(line, capsys)
     assert not (tmp_path / "new").exists()
 
 
@@ -221,14 +213,14 @@ def test_settings_left_open_are_those_of_the_run_that_goes_on(home, tmp_path, ca
     shutil.rmtree(Run(tmp_path / "run").checkpoints()[-1])
     assert main(line) == 0 and "Resumed from step" in capsys.readouterr().out
     assert (tmp_path / "run" / "config.toml").read_text() == settled
-    assert "train.lr is" in refusal([*line, "--train.lr", "3"], capsys)
+    assert "train.lr is" in refused([*line, "--train.lr", "3"], capsys)
 
 
 def test_a_run_resumes_with_the_recipe_it_began_with(home, run, tmp_path, capsys):
     before = content(run)
     (tmp_path / "tiny.toml").write_text(RECIPE + "lr = 0.5\n")
     for other in ("ptb-small", str(tmp_path / "tiny.toml")):
-        sentence = refusal(["train", other, "--out", str(run), "--resume"], capsys)
+        sentence = refused(["train", other, "--out", str(run), "--resume"], capsys)
         assert "RECIPE must be tiny.toml" in sentence and f"{run}/config.toml, got {Path(other).name}" in sentence
     assert content(run) == before
     assert main(["train", str(run / "config.toml"), "--resume", "--out", str(run)]) == 0
@@ -270,7 +262,7 @@ def test_beginning_again_never_removes_a_run_that_saved_in_the_meantime(run):
 def test_a_folder_that_is_not_a_run_is_left_alone(home, tmp_path, capsys):
     (tmp_path / "letters").write_text("keep me")
     for more in ([], ["--resume", "auto"]):
-        assert f"{tmp_path} exists. Choose another folder" in refusal(words(home, tmp_path, *more), capsys)
+        assert f"{tmp_path} exists. Choose another folder" in refused(words(home, tmp_path, *more), capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["letters"]
 
 
@@ -280,7 +272,7 @@ def test_a_run_in_progress_is_locked_before_and_after_its_first_save(home, run, 
     if not saved:
         shutil.rmtree(run / "checkpoints")
     with FileLock(run / LOCK):  # not the lock of this process
-        assert refusal(words(home, run, *more), capsys).startswith(f"txl: {run} is in use by another process. Wait")
+        assert refused(words(home, run, *more), capsys).startswith(f"{run} is in use by another process. Wait")
 
 
 class Failing(io.StringIO):
@@ -394,29 +386,37 @@ def test_a_name_that_config_toml_cannot_hold_is_refused(home, tmp_path, option, 
     odd = tmp_path / "odd\udcff"
     odd.write_text("to be or not to be\n" * 60)
     line = words(home, tmp_path / "new", option, str(odd if option != "--out" else tmp_path / "run\udcff"))
-    assert f"{option} must be a name in UTF-8, got '" in refusal(line, capsys)
+    assert f"{option} must be a name in UTF-8, got '" in refused(line, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["odd\udcff"]
 
 
-def _hold(folder: Path, ready, done) -> None:
-    with lock_folder(folder):
-        ready.set()
-        done.wait(60)
+HOLD = """
+import sys, time
+from filelock import FileLock
+lock = FileLock(sys.argv[1])
+lock.acquire()
+print(flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextmanager
+def holder(lock: Path, seconds: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds a lock."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock), str(seconds)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        yield other
 
 
 def test_a_folder_is_locked_by_one_process_until_it_ends(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    ready, done = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(tmp_path / "run", ready, done))
-    other.start()
-    assert ready.wait(60)
-    with pytest.raises(BlockingIOError, match="in use by another process"), lock_folder(tmp_path / "run"):
-        pass
-    os.kill(other.pid or 0, 9)
-    other.join()
-    with lock_folder(tmp_path / "run"):
-        (tmp_path / "run" / "kept").touch()
-    assert (tmp_path / "run" / "kept").exists()
+    (tmp_path / "kept").touch()
+    with holder(tmp_path / LOCK, 60) as other:
+        with pytest.raises(BlockingIOError, match="in use by another process"), lock_folder(tmp_path):
+            pass
+        other.kill()
+    with lock_folder(tmp_path), pytest.raises(Timeout):
+        FileLock(tmp_path / LOCK).acquire(timeout=0)
+    assert (tmp_path / "kept").exists()
 
 
 def test_a_lock_that_was_removed_is_noticed(tmp_path):
@@ -431,14 +431,8 @@ def test_a_lock_that_was_removed_is_noticed(tmp_path):
 
 
 def test_waiting_for_another_process_is_told(tmp_path, capsys):
-    code = (
-        "import sys, time; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); "
-        "print(flush=True); time.sleep(4)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None and other.stdout.readline()
-        with wait_for(tmp_path / "lock", "unpacking a.zip"):
-            assert other.wait(10) == 0  # it held the lock until its end
+    with holder(tmp_path / "lock", 3) as other, wait_for(tmp_path / "lock", "unpacking a.zip"):
+        assert other.wait(10) == 0  # it held the lock until its end
     assert "Another process is unpacking a.zip; this one waits" in capsys.readouterr().err
 
 

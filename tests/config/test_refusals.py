@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from amount import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config.problems import Problem, WrongSettings, refuse_settings
@@ -165,7 +165,7 @@ def some_words(dice: random.Random, hint: Any) -> list[str]:
     return [dice.choice((pools | {bool: ["true", "false"], str: ["auto"]})[kind] + ["wrong"] * (dice.random() < 0.05))]
 
 
-@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300))
 @given(dice=st.integers(0, 2**32).map(random.Random))
 def test_no_mistake_is_reported_twice_and_each_names_a_setting(dice: random.Random, empty: Path):
     overrides: list[str] = []

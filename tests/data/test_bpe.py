@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transformer_xl.config.settings import CorpusConfig
@@ -60,7 +60,6 @@ words = st.sampled_from(WORDS)
 texts = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(words, max_size=30).map("".join)
 
 
-@settings(deadline=None)
 @given(text=texts, position=st.integers(0, 40), pairs=pairs)
 @example(text="a  b c\n d", position=0, pairs=PAIRS["gpt2"])
 def test_pieces_have_the_ids_of_the_whole(text: str, position: int, pairs: Subwords) -> None:
@@ -72,11 +71,8 @@ def test_pieces_have_the_ids_of_the_whole(text: str, position: int, pairs: Subwo
     assert b"".join(pairs.token_bytes[i] for i in pairs.encode(text)) == raw
 
 
-@settings(deadline=None)
 @given(text=texts | st.text("\u4e2d\u00e9 a", min_size=20), size=st.integers(1, 60), pairs=pairs)
-def test_a_text_without_borders_is_cut_in_the_same_places_however_it_is_read(
-    text: str, size: int, pairs: Subwords
-) -> None:
+def test_a_text_without_borders_is_cut_in_the_same_places_however_it_is_read(text, size, pairs) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bpe, "_SLICE", 5)
         whole = list(bpe.slices(raw := text.encode()))
@@ -92,7 +88,6 @@ def test_borders_are_between_words() -> None:
     assert border(text, positions[-1] + 1) == border(text, 99) == len(text)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 99), text=texts, name=st.sampled_from(list(PAIRS)))
 def test_renumbered_ids_mean_the_same(seed: int, text: str, name: str) -> None:
     content = {"ours": OURS, "gpt2": changed(like_gpt2)}[name]

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from amount import examples
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from server import Server, Turn, serving
 
@@ -272,7 +271,6 @@ class TestArchives:
         for share in (3, 2):
             refused(place, archive[: len(archive) // share], "cannot be unpacked: .+ Download it again")
 
-    @settings(max_examples=examples(100), deadline=None)
     @given(kind=st.sampled_from(sorted(KINDS)), damages=DAMAGES)
     @example(kind="zip", damages=[(-4, 1)])  # its files begin before it
     def test_an_archive_with_flipped_bytes_is_right_or_refused(self, kind, damages) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from token_files import MEGATRON, llm_c, write_megatron
 
@@ -62,7 +62,6 @@ def npz(**arrays: np.ndarray) -> bytes:
 
 
 class TestFiles:
-    @settings(deadline=None)
     @given(ids=st.lists(st.integers(0, 100), min_size=40, max_size=300), dtype=st.sampled_from([*DTYPES, "bin"]))
     def test_a_file_is_cut_and_nothing_is_lost(self, tmp_path_factory: pytest.TempPathFactory, ids, dtype) -> None:
         file = tmp_path_factory.getbasetemp() / f"ids.{'bin' if dtype == 'bin' else 'npy'}"
@@ -253,7 +252,6 @@ class TestFiles:
 
 
 class TestVocab:
-    @settings(deadline=None)
     @given(ids=st.lists(st.integers(0, 299), max_size=20))
     def test_the_text_of_ids_is_their_numbers(self, ids: list[int]) -> None:
         vocab = Vocab.of_ids(300)
@@ -276,11 +274,8 @@ class TestVocab:
 
 
 class TestJsonLines:
-    @settings(deadline=None)
     @given(written=texts, unit=st.sampled_from(["byte", "char", "word"]), packed=st.booleans(), data=st.data())
-    def test_each_line_is_a_document_with_its_own_text(
-        self, tmp_path_factory: pytest.TempPathFactory, written: list[str], unit, packed: bool, data: st.DataObject
-    ) -> None:
+    def test_each_line_is_a_document_with_its_own_text(self, tmp_path_factory, written, unit, packed, data) -> None:
         written = [*written, "the last ones"]
         lines = [json.dumps(data.draw(st.sampled_from([text, {"text": text, "id": 7}]))) for text in written]
         ends = [data.draw(st.sampled_from(["\n", "\r\n", "\n \n"])) for _ in lines]

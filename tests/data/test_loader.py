@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.data.corpus import Split
@@ -37,7 +37,6 @@ def assert_same(a: Segment, b: Segment) -> None:
     assert a.reset is None or b.reset is None or torch.equal(a.reset, b.reset)
 
 
-@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments)
 def test_joined_streams_are_the_corpus(n: int, batch_size: int, tgt_len: int) -> None:
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len)
@@ -50,7 +49,6 @@ def test_joined_streams_are_the_corpus(n: int, batch_size: int, tgt_len: int) ->
     assert len(loader) == -(-max(sizes) // tgt_len)
 
 
-@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments)
 def test_segments_have_their_shape_and_padding_comes_last(n: int, batch_size: int, tgt_len: int) -> None:
     loader = StreamLoader(np.arange(n, dtype=np.uint8), batch_size=batch_size, tgt_len=tgt_len)
@@ -75,7 +73,6 @@ def test_segments_of_eleven_tokens_equal_a_hand_calculation() -> None:
 documents = st.lists(st.integers(1, 30), min_size=1, max_size=25).filter(lambda sizes: max(sizes) > 1)
 
 
-@settings(deadline=None)
 @given(sizes=documents, batch_size=batches, tgt_len=segments)
 def test_each_document_starts_a_segment_with_reset(sizes: list[int], batch_size: int, tgt_len: int) -> None:
     ids, starts = np.arange(sum(sizes)), np.cumsum([0, *sizes[:-1]])
@@ -99,7 +96,6 @@ def test_each_document_starts_a_segment_with_reset(sizes: list[int], batch_size:
     assert sorted(begun) == [start for start, size in zip(starts.tolist(), sizes, strict=True) if size > 1]
 
 
-@settings(deadline=None)
 @given(sizes=documents, batch_size=batches, tgt_len=segments)
 def test_a_row_reads_each_of_its_documents_whole_and_in_order(sizes: list[int], batch_size: int, tgt_len: int) -> None:
     starts = np.cumsum([0, *sizes[:-1]])
@@ -113,7 +109,6 @@ def test_a_row_reads_each_of_its_documents_whole_and_in_order(sizes: list[int], 
     assert len(loader) <= sum(lasting) / batch_size + max(lasting), "no stream gets much more than its share"
 
 
-@settings(deadline=None)
 @given(n=lengths, tgt_len=segments, cuts=st.lists(st.integers(1, 7), max_size=3), by_document=st.booleans())
 def test_rows_partition_the_batch(n: int, tgt_len: int, cuts: list[int], by_document: bool) -> None:
     options = {"batch_size": 8, "tgt_len": tgt_len, "documents": [0, n // 2] if by_document and n > 3 else None}
@@ -131,7 +126,6 @@ def test_rows_partition_the_batch(n: int, tgt_len: int, cuts: list[int], by_docu
     assert all(len(part) == len(whole) for part in parts)
 
 
-@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments, data=st.data())
 def test_a_segment_depends_on_its_index_alone(n: int, batch_size: int, tgt_len: int, data: st.DataObject) -> None:
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len)
@@ -143,11 +137,8 @@ def test_a_segment_depends_on_its_index_alone(n: int, batch_size: int, tgt_len: 
     assert_same(loader.segment(index), epoch[index % len(epoch)])
 
 
-@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments, limit=st.integers(1, 250), by_document=st.booleans())
-def test_max_tokens_scores_the_first_targets(
-    n: int, batch_size: int, tgt_len: int, limit: int, by_document: bool
-) -> None:
+def test_max_tokens_scores_the_first_targets(n, batch_size, tgt_len, limit, by_document) -> None:
     starts = [0, 2] if by_document and n > 3 else None
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, max_tokens=limit, documents=starts)
     targets = sorted(i for _, row in read_rows(loader) for i in row)
@@ -188,7 +179,6 @@ def lines_of(tokens: list[int]) -> list[tuple[int, ...]]:
     return [*found, tuple(line)] if line else found
 
 
-@settings(deadline=None)
 @given(lines=lines, seed=st.integers(0, 99), ended=st.booleans())
 def test_shuffling_keeps_the_lines(lines: list[list[int]], seed: int, ended: bool) -> None:
     tokens = [token for line in lines for token in (*line, 0)] + ([] if ended else [1])
@@ -202,7 +192,6 @@ def test_shuffling_keeps_the_lines(lines: list[list[int]], seed: int, ended: boo
         assert shuffled[start : start + 5].tolist() == read[start : start + 5]
 
 
-@settings(deadline=None)
 @given(size=st.integers(2, 30), copies=st.integers(1, 5), seed=st.integers(0, 99))
 def test_a_shifted_copy_has_each_token_once_in_its_order_around_the_end(size: int, copies: int, seed: int) -> None:
     text = np.arange(size)
@@ -229,11 +218,8 @@ def test_streams_read_shifted_copies_as_one_text_and_resume_by_index() -> None:
         StreamLoader(text, batch_size=2, tgt_len=3, passes=2, documents=[0, 4])
 
 
-@settings(deadline=None)
 @given(lines=lines, batch_size=batches, tgt_len=segments, seed=st.integers(0, 9))
-def test_each_epoch_has_the_same_targets_in_another_order(
-    lines: list[list[int]], batch_size: int, tgt_len: int, seed: int
-) -> None:
+def test_each_epoch_has_the_same_targets_in_another_order(lines, batch_size, tgt_len, seed) -> None:
     tokens = np.array([0, *(token for line in lines for token in (*line, 0))])
     loader = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=(0, seed))
     for epoch in range(3):
@@ -260,7 +246,6 @@ def targets_of(loader: StreamLoader, indices: range) -> list[int]:
     return [i for index in indices for i in loader.segment(index).targets.flatten().tolist() if i != -1]
 
 
-@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments, context_len=st.integers(0, 20), data=st.data())
 def test_the_context_is_the_tokens_before_and_every_target_is_scored_once(
     n: int, batch_size: int, tgt_len: int, context_len: int, data: st.DataObject
@@ -288,7 +273,6 @@ def test_the_context_is_the_tokens_before_and_every_target_is_scored_once(
             assert targets[targets != -1].tolist() == new_targets[new_targets != -1].tolist()
 
 
-@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments, seed=st.integers(0, 9), index=st.integers(0, 200))
 def test_random_lengths_are_new_in_each_epoch_and_depend_on_the_index_alone(
     n, batch_size, tgt_len, seed, index
@@ -304,11 +288,8 @@ def test_random_lengths_are_new_in_each_epoch_and_depend_on_the_index_alone(
     assert_same(loader().segment(index), read.segment(index))
 
 
-@settings(deadline=None)
 @given(n=st.integers(2, 2000), batch_size=batches, tgt_len=st.integers(1, 3), by_document=st.booleans())
-def test_short_streams_have_read_the_text_of_long_ones(
-    n: int, batch_size: int, tgt_len: int, by_document: bool
-) -> None:
+def test_short_streams_have_read_the_text_of_long_ones(n, batch_size, tgt_len, by_document) -> None:
     starts = [0, *range(2, n - 1, 17)] if by_document else None
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=2 * tgt_len, documents=starts)
     short = loader.short()

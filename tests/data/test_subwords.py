@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from shlex import split as words
 from typing import Any
 
@@ -147,9 +146,7 @@ def test_it_does_not_matter_where_a_text_is_cut(kind: tuple[str, dict[str, Any]]
         (lambda found: found["model"]["vocab"].update(gap=9999), "its ids are not 0, 1, 2 and so on"),
     ],
 )
-def test_what_cannot_be_read_back_is_refused(
-    change: Callable[[dict[str, Any]], None], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_read_back_is_refused(change, why, tmp_path, capsys) -> None:
     content = llama()
     change(content)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
@@ -158,9 +155,7 @@ def test_what_cannot_be_read_back_is_refused(
     assert why in refused(f"{line} --out {tmp_path}/out", capsys)
 
 
-def test_a_model_of_such_tokens_is_trained_scored_and_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_such_tokens_is_trained_scored_and_writes(tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(unigram()))
     (tmp_path / "text.txt").write_text(TEXT * 100)
     out = tmp_path / "run"

@@ -59,7 +59,7 @@ def test_the_first_segment_and_a_rate_of_zero_score_as_static_evaluation(rule: s
 
 
 @each_rule
-@settings(max_examples=examples(5), deadline=None)
+@settings(max_examples=examples(5))
 @given(place=st.integers(0, 30), token=st.integers(0, 22))
 def test_later_text_never_changes_a_loss(rule: str, place: int, token: int) -> None:
     model, ids = dynamic(small_model(), rule), text_of(32)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_models import small_model
 from table_model import TableModel
@@ -53,7 +53,6 @@ def rows_of_scores(rows: int, symbols: int):
     return st.lists(st.lists(score, min_size=symbols, max_size=symbols), min_size=rows, max_size=rows)
 
 
-@settings(deadline=None)
 @given(rows_of_scores(2, 11), st.integers(1, 13), st.sampled_from([0.3, 1.0, 2.5]))
 def test_top_k_keeps_exactly_the_k_likeliest_and_prefers_lower_ids(scores, k, temperature):
     log_probs = torch.tensor(scores).log_softmax(-1)
@@ -65,7 +64,6 @@ def test_top_k_keeps_exactly_the_k_likeliest_and_prefers_lower_ids(scores, k, te
     torch.testing.assert_close(probs, expected)
 
 
-@settings(deadline=None)
 @given(rows_of_scores(2, 11), st.floats(0.01, 0.99))
 def test_top_p_keeps_the_smallest_set_with_probability_p(scores, p):
     whole = torch.tensor(scores, dtype=torch.float64).softmax(-1)

@@ -48,7 +48,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
-@settings(deadline=None, max_examples=examples(15))
+@settings(max_examples=examples(15))
 @given(st.text("abé\n", max_size=30), st.data())
 def test_a_text_may_be_scored_in_pieces(model, text, data):
     cut = data.draw(st.integers(0, len(text)))

@@ -44,17 +44,15 @@ def read(model: Sliding, ids: torch.Tensor, pieces: list[int], state: Window | N
     return torch.cat(found, 1)
 
 
-@settings(max_examples=examples(18), deadline=None)
+@settings(max_examples=examples(18))
 @given(sizes=sizes, pieces=cuts, kind=st.sampled_from([*VARIANTS.values(), *BASELINES.values()]))
-def test_each_prediction_sees_the_documented_number_of_tokens(
-    sizes: tuple[int, int], pieces: list[int], kind: dict[str, Any]
-) -> None:
+def test_each_prediction_sees_the_documented_number_of_tokens(sizes, pieces, kind) -> None:
     model, ids = small_model(**kind), text(2, 17)
     expected = torch.stack([alone(model, row, *sizes) for row in ids])
     torch.testing.assert_close(read(Sliding(model, *sizes), ids, pieces), expected)
 
 
-@settings(max_examples=examples(6), deadline=None)
+@settings(max_examples=examples(6))
 @given(sizes=sizes, data=st.data())
 def test_rows_can_be_padded_reset_and_selected(sizes: tuple[int, int], data: st.DataObject) -> None:
     model, ids = small_model(), text(3, 13)

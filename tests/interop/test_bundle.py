@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from amount import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.interop.bundle import find_bundle, read_bundle
@@ -68,7 +67,6 @@ def test_a_missing_file_is_named(bundles, tmp_path, missing):
         read_bundle(tmp_path / "copy" / "shards")
 
 
-@settings(deadline=None, max_examples=examples(100))
 @given(data=st.data())
 def test_a_damaged_index_gives_variables_or_a_sentence(bundles, tmp_path_factory, data):
     """Bytes are changed, and the file may be cut."""

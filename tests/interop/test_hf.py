@@ -172,7 +172,7 @@ def padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Te
 
 
 @given(counts=st.lists(st.integers(0, 10), min_size=1, max_size=4), more=st.integers(1, 7))
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15))
 def test_a_padded_row_equals_the_row_alone(pair, counts, more):
     _, theirs, _ = pair
     ids, mask = padded(text(len(counts), 11), counts)
@@ -252,17 +252,6 @@ def test_only_missing_weights_are_initialised(pair, tmp_path):
     state = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(state[other], value) for other, value in weights.items())
     assert not torch.equal(state[name], drawn) and 0.2 < state[name].std() < 0.4, "init_std is 0.3"
-
-
-def test_a_pipeline_generates_our_text(pair):
-    ours, theirs, folder = pair
-    writer = transformers.pipeline("text-generation", model=theirs, tokenizer=AutoTokenizer.from_pretrained(folder))
-    # Before 5.9 a pipeline decodes the prompt too, and finds the space itself.
-    end = " " if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 9) else ""
-    prompts = [f"the w3{end}", "w1\n"]
-    for prompt, (answer,) in zip(prompts, writer(prompts, max_new_tokens=5, do_sample=False), strict=True):
-        written = generate(ours.model, ours.vocab, [prompt], ours.config.eval_lengths, Sampling(temperature=0), 5)[0]
-        assert answer["generated_text"] == ours.vocab.decode(ours.vocab.encode(prompt)) + written
 
 
 def test_a_text_of_bytes_ends_after_a_stop_string(tmp_path):

@@ -86,17 +86,6 @@ def test_only_the_new_layer_is_drawn(folder):
     assert 0 < model.score.weight.abs().max() < 3
 
 
-def test_a_number_has_the_squared_error_and_several_labels_have_theirs(folder):
-    ids, one = text(2, 6), classifier(folder, num_labels=1)
-    found = one(ids, labels=torch.tensor([1.5, -2.0], dtype=torch.float64))
-    torch.testing.assert_close(found.loss, ((found.logits[:, 0] - torch.tensor([1.5, -2.0])) ** 2).mean())
-    several = classifier(folder, problem_type="multi_label_classification")
-    wanted = torch.tensor([[1.0, 0, 1], [0, 1, 1]], dtype=torch.float64)
-    found = several(ids, labels=wanted)
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(found.logits, wanted)
-    torch.testing.assert_close(found.loss, expected)
-
-
 def test_the_gradient_of_drawn_segments_is_that_of_all_on_average(folder, monkeypatch):
     model, ids = classifier(folder, gradient_segments=None).train(), text(2, 13)
     exact = gradients(model, ids)

@@ -67,7 +67,7 @@ def tokenizers(tmp_path_factory):
 @example(content=SAMPLE, more=[0, 0, 1, 0, 2])
 @example(content="<|end|>the\u2028cat", more=[])
 @example(content="a\u00ff \u00ffb", more=[])
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_a_tokenizer_encodes_and_decodes_as_its_vocabulary(name, tokenizers, content, more):
     vocab, tokenizer = VOCABULARIES[name], tokenizers[name]
     ids = vocab.encode(content).tolist()

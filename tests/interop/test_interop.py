@@ -27,7 +27,7 @@ from foreign import (
     to_theirs,
     vocabulary,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from small_models import VOCAB, small_model
@@ -52,7 +52,6 @@ shapes = st.sampled_from(
 SIZES = {"vocab_size": 17, "n_layer": 2, "n_head": 2, "d_head": 3, "d_model": 8, "d_inner": 5}
 
 
-@settings(deadline=None)
 @given(shapes, st.sampled_from([None, 6]), st.booleans(), st.booleans(), st.booleans())
 def test_mapping_to_theirs_and_back_is_exact(shape, d_embed, tie_weight, untie_r, reverse):
     config = TransformerXLConfig(**SIZES, **shape, d_embed=d_embed, tie_weight=tie_weight, untie_r=untie_r)

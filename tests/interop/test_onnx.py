@@ -26,12 +26,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples/stream_onnx.py"
 NGRAMS = {"ngrams": (1, 3), "ngram_rows": 37, "ngram_width": 6, "matches": (2,), "match_window": 7}
 WINDOWS = {"attn_len": 6, "clamp_len": 9}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
-    "bands": (VARIANTS["bands"], WINDOWS),
+    "bands": (VARIANTS["bands"] | {"n_layer": 2}, WINDOWS),
     "projected": ({"share_position_projection": True, "pre_lnorm": True, "final_norm": True, "qk_norm": True}, {}),
     "gated": ({"gate": "gru", "pre_lnorm": True, "untie_r": True}, WINDOWS),
     "documents and matches": (NGRAMS | {"document_end": 1}, {}),
     "shaw": ({"kind": "shaw", "positions": 9}, {}),
-    "al-rfou": ({"kind": "al-rfou", "positions": 12, "n_layer": 1}, {"mem_len": 0}),
+    "al-rfou": ({"kind": "al-rfou", "positions": 12}, {"mem_len": 0}),
 }
 BYTES = Vocab.build("byte", [])
 LENGTHS = Lengths(tgt_len=12, mem_len=16)
@@ -59,10 +59,13 @@ def run(graph: Any, *given: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_in_pieces_has_the_models_log_probabilities(kind, tmp_path):
-    """Pieces of 1, of the longest length, and shorter ones after a full memory; of any number of rows."""
+    """Pieces of 1, of the longest length, and shorter ones after a full memory; of any number of rows.
+
+    An export takes four seconds for each layer, so one kind has two.
+    """
     shape, windows = KINDS[kind]
     lengths = replace(LENGTHS, **windows)
-    model = small_model(dtype=torch.float32, **{"n_layer": 2} | shape)
+    model = small_model(dtype=torch.float32, **{"n_layer": 1} | shape)
     stream = onnx.Stream(model, lengths)
     stream.write_onnx(tmp_path / "model.onnx")
     graph, program = session(tmp_path / "model.onnx"), stream.program.module()
@@ -78,7 +81,7 @@ def test_a_text_in_pieces_has_the_models_log_probabilities(kind, tmp_path):
 
 
 def test_a_backbone_reads_vectors(tmp_path):
-    backbone = small_model(dtype=torch.float32, n_layer=2).backbone
+    backbone = small_model(dtype=torch.float32, n_layer=1).backbone
     stream, memory = onnx.Stream(backbone, LENGTHS), None
     stream.write_onnx(tmp_path / "model.onnx")
     graph = session(tmp_path / "model.onnx")
@@ -98,22 +101,21 @@ def test_another_memory_is_refused(kind):
         onnx.Stream(small_model(**kind), LENGTHS)
 
 
-def test_a_run_is_exported_and_streams_without_this_package(trained, tmp_path, capsys):
-    """The example reads bytes; int8 weights change the numbers a little."""
-    line = ["convert", str(trained), "--to-format", "onnx", "--eval.mem-len", "20"]
-    assert main([*line, "--to", str(tmp_path / "whole")]) == 0
-    assert main([*line, "--to", str(tmp_path / "int8"), "--int8"]) == 0
-    graphs = [session(tmp_path / name / "model.onnx") for name in ("whole", "int8")]
-    about = graphs[0].get_modelmeta().custom_metadata_map
+@pytest.mark.parametrize("more", [[], pytest.param(["--int8"], marks=pytest.mark.outside)], ids=["whole", "int8"])
+def test_a_run_is_exported_and_streams_without_this_package(more, trained, tmp_path):
+    """The example reads bytes."""
+    line = ["convert", str(trained), "--to-format", "onnx", "--eval.mem-len", "20", "--to", str(tmp_path / "whole")]
+    assert main([*line, *more]) == 0
+    graph = session(tmp_path / "whole" / "model.onnx")
+    about = graph.get_modelmeta().custom_metadata_map
     assert about["mem_len"] == "20" and about["clamp_len"] == "null"
     model = load_model(trained).model
     lengths = Lengths(**{name: json.loads(value) for name, value in about.items()})
     ids = torch.randint(len(model.softmax.bias), (2, lengths.tgt_len))
     with torch.no_grad():
         expected, _ = model.log_probs(ids, None, lengths)
-    found, rough = (run(graph, ids, *onnx.Stream(model, lengths).start(2))[0] for graph in graphs)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert 1e-5 < (rough - expected).abs().max() < 0.5
+    error = (run(graph, ids, *onnx.Stream(model, lengths).start(2))[0] - expected).abs().max()
+    assert 1e-5 < error < 0.5 if more else error <= 1e-5, "weights of int8 change the numbers a little"
     written = subprocess.run(
         [sys.executable, "-I", EXAMPLE, tmp_path / "whole", "the "], capture_output=True, timeout=60
     )
@@ -142,7 +144,7 @@ def test_a_model_that_reads_a_context_again_is_refused(trained, tmp_path):
         onnx.export_onnx(model._replace(config=config), config.eval_lengths, tmp_path / "new")
 
 
-@pytest.mark.parametrize(("tgt_len", "mem_len"), [(1, 3), (4, 4)])
+@pytest.mark.parametrize(("tgt_len", "mem_len"), [(1, 3), pytest.param(4, 4, marks=pytest.mark.outside)])
 def test_short_lengths_are_exported(tgt_len, mem_len, tmp_path):
     model, lengths = small_model(dtype=torch.float32, n_layer=1).eval(), Lengths(tgt_len=tgt_len, mem_len=mem_len)
     stream = onnx.Stream(model, lengths)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from amount import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -25,7 +25,7 @@ from transformer_xl.interop.pickles import StandIn, read_pickle
 
 PROTOCOLS = range(2, 6)
 FORMATS = {"zip": {}, "legacy": {"_use_new_zipfile_serialization": False}}
-few = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=examples(10))
 
 
 @pytest.fixture

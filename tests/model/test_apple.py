@@ -124,8 +124,7 @@ def forward_backward(objective: Any, _: str, factor: Tensor, call: Any, counts: 
     return nll.detach(), memory
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "muon"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "optimizer"), [*((kind, "adam") for kind in KINDS), ("post-norm", "muon")])
 def test_a_model_trains_scores_and_writes_on_apples_gpu(kind: str, optimizer: str, known: set[str]) -> None:
     train = TrainConfig(
         tgt_len=12, mem_len=16, batch_size=4, optimizer=optimizer, momentum=0.9, device="mps", precision="fp32"

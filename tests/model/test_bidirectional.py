@@ -95,7 +95,7 @@ def small(**options: Any) -> BidirectionalAttention:
     return module
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(
     pieces=st.lists(st.integers(1, 5), min_size=1, max_size=5), look_ahead=st.integers(0, 4), attn_len=st.integers(1, 6)
 )
@@ -181,7 +181,7 @@ def test_other_shifts_are_what_their_indices_say(shift: str) -> None:
     torch.testing.assert_close(found, scores_by_index(attention, x, near.expand(3, 7, 7)))
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(
     length=st.integers(1, 12),
     size=st.integers(1, 5),

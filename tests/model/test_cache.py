@@ -38,7 +38,7 @@ def step(model: TransformerXL, ids: torch.Tensor, state: Any, call: Lengths) -> 
 
 
 @each_kind
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(data=st.data())
 def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) -> None:
     model, ids = small_model(**kind), text(2, 17)
@@ -60,7 +60,7 @@ def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) ->
 
 
 @each_kind
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_padded_and_reset_rows_equal_memory(kind: dict, data: st.DataObject) -> None:
     model, ids, call = small_model(**kind), text(3, 12), lengths(5, tgt_len=4)

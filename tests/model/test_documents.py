@@ -24,6 +24,7 @@ CUTS = {
     "at a boundary": [0, 6, 17, 20],
     "tokens": range(LENGTH),
 }
+OTHER_BACKENDS = "reference", "chunked", "sdpa"
 UNUSED = {"n_head": 10, "d_head": 50, "init_std": 0.02}
 """The defaults, which a recurrent network must have."""
 KINDS: dict[str, dict[str, Any]] = {
@@ -54,8 +55,9 @@ def read(model: Any, ids: Tensor, targets: Tensor, cuts: Sequence[int], lengths:
     return torch.cat(nats, 1)
 
 
-@pytest.mark.parametrize("backend", ["reference", "strided", "chunked", "sdpa"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "backend"), [*((kind, "strided") for kind in KINDS), *(("plain", each) for each in OTHER_BACKENDS)]
+)
 @pytest.mark.parametrize("cuts", CUTS)
 def test_a_packed_row_is_its_documents_alone(cuts: str, kind: str, backend: str) -> None:
     """Losses and all gradients, in float64."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_models import lengths, read, small_model, text, used
 from torch import Tensor
@@ -42,7 +42,6 @@ def test_extend_detaches_and_copies_what_it_keeps() -> None:
         torch.testing.assert_close(list(memory.layers), kept, rtol=0, atol=0)
 
 
-@settings(deadline=None)
 @given(
     parts=st.lists(
         st.integers(0, 5).flatmap(lambda m: st.tuples(st.just(m), st.integers(1, 3), st.none() | st.integers(-2, m))),

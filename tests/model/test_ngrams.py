@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_models import lengths, read, small_model, text
 
@@ -43,7 +43,6 @@ def test_vectors_by_hand() -> None:
         torch.testing.assert_close(vector, 3 * module.projection.weight @ torch.cat(rows))
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_match_is_what_followed_the_last_earlier_occurrence(data: st.DataObject) -> None:
     """The rows of a table whose width shows the row's number are those that a search in Python finds."""

@@ -116,7 +116,7 @@ def arrays(model: TransformerXL) -> dict[str, np.ndarray]:
     return {name: x.numpy() for name, x in model.state_dict().items()}
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(plan=plans())
 @torch.no_grad()
 def test_values_and_memories(plan: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ def oracle_mean_nll(case: Case, weights: dict[str, np.ndarray]) -> Any:
     return nats / case.scored
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(plan=plans(), which=st.integers(0, 99))
 def test_derivatives(plan: dict[str, Any], which: int) -> None:
     # By complex steps, because they take no difference, so nothing cancels. In all parameters at once, and in one.

@@ -30,7 +30,7 @@ def cuts(draw: st.DrawFn, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS.values(), BASELINES["shaw"]], ids=[*VARIANTS, "shaw"])
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_with_a_window_the_segmentation_changes_nothing(variant: dict, data: st.DataObject) -> None:
     model, ids = small_model(**variant), text(2, 13)
@@ -141,7 +141,7 @@ def test_no_gradient_enters_memory(variant: dict) -> None:
 
 
 @each_model
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_reset_rows_equal_fresh_rows(variant: dict, data: st.DataObject) -> None:
     model, ids = small_model(**variant), text(3, 12)
@@ -158,7 +158,7 @@ def test_reset_rows_equal_fresh_rows(variant: dict, data: st.DataObject) -> None
 
 
 @each_model
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_a_batch_of_unequal_rows_equals_each_row_alone(variant: dict, data: st.DataObject) -> None:
     model = small_model(**variant)
@@ -214,6 +214,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.outside
 def test_a_compiled_model_is_not_compiled_again_while_memory_grows() -> None:
     # A separate process, because the type checks of the tests cannot be compiled.
     shown = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True).stdout

@@ -77,7 +77,7 @@ def test_outputs_and_gradients_follow_the_equations(kind, by_hand, shape):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=examples(15))
+@settings(max_examples=examples(15))
 @given(pieces=st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_the_segmentation_changes_nothing(kind, pieces):
     model, ids = small(kind), text(2, sum(pieces))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from amount import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, lengths, read, small_backbone, small_model, text
 from torch import Tensor, nn
@@ -39,9 +39,7 @@ BOTH = [pytest.param(False, kind, id=f"PyTorch, {name}") for name, kind in KINDS
 BOTH += [pytest.param(True, kind, id=f"C++, {name}") for name, kind in NATIVE.items()]
 each_native = pytest.mark.parametrize("kind", NATIVE.values(), ids=NATIVE)
 each_precision = pytest.mark.parametrize("precision", ["fp32", "bf16"])
-by_example = settings(
-    max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+by_example = settings(max_examples=examples(12))
 
 
 @pytest.fixture

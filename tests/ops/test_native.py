@@ -154,14 +154,7 @@ def test_memory_is_linear_in_length(built: Path) -> None:
     ],
 )
 def test_auto_takes_it_where_it_was_measured_to_be_faster(
-    dtype: str,
-    processor: str,
-    training: bool,
-    many: bool,
-    queries: int,
-    head_size: int,
-    wins: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype, processor, training, many, queries, head_size, wins, monkeypatch
 ) -> None:
     """The table of docs/op.md, on any machine."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: processor == "AMX")
@@ -230,9 +223,7 @@ def test_a_build_that_cannot_be_loaded_is_not_used(elsewhere: Path) -> None:
     assert name == "chunked" and "cannot be loaded" in why
 
 
-def test_a_change_of_source_or_version_needs_another_build(
-    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_of_source_or_version_needs_another_build(elsewhere, tmp_path, monkeypatch) -> None:
     names = {native.library()}
     flags = tmp_path / "cpuinfo"
     flags.write_text("flags : avx512f\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,7 +92,7 @@ def sizes(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @each_backend
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(sizes=sizes(), seed=st.integers(0, 99))
 def test_equation_by_hand(backend: str, sizes: dict[str, Any], seed: int) -> None:
     case = Case(**sizes)
@@ -272,9 +271,7 @@ def test_auto_follows_its_rule() -> None:
     assert "CUDA" in str(choice.triton_refusal(cpu, fp32, 64))
 
 
-def test_auto_takes_the_fused_kernels_only_on_a_card_where_they_passed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_auto_takes_the_fused_kernels_only_on_a_card_where_they_passed(monkeypatch, tmp_path) -> None:
     pytest.importorskip("triton")
     card = SimpleNamespace(name="A card", major=9, minor=0)
     monkeypatch.setenv("TXL_HOME", str(tmp_path))

@@ -20,7 +20,6 @@ from transformer_xl.model.baselines import build_model
 from transformer_xl.paper import exhibits, show, texts
 from transformer_xl.paper.exhibits import content, first_like, training
 from transformer_xl.paper.measures import MEASURES
-from transformer_xl.paper.show import as_latex
 from transformer_xl.paper.study import result_of
 from transformer_xl.run.folder import Run
 
@@ -108,6 +107,7 @@ def test_a_table_has_means_and_standard_errors_and_a_conclusion_is_paired_by_see
     assert shaw[1:] == ["+0.500", f"{0.5 / (0.1 / math.sqrt(3)):+.1f}"]
     assert [*csv.reader(StringIO(show.as_csv([head, ours])))] == [head, ours]
     latex = show.as_latex("a", [["50 %", "a_b"], ["1 ± 2", "x & y"]])
+    assert r"$>$= 96 & 50\% \\" in show.as_latex("t", [["a"], [">= 96", "50%"]])
     assert r"50 \% & a\_b \\" in latex and r"1 $\pm$ 2 & x \& y \\" in latex
 
 
@@ -122,10 +122,6 @@ def test_a_loss_that_is_not_finite_is_left_out(tmp_path: Path):
     Run(folder).metrics.log({"step": 1, "split": "valid", "loss": None})
     with pytest.raises(ValueError, match=r"has no finite loss on test\. Give --again"):
         result_of(folder)
-
-
-def test_numbers_beyond_the_longest_context_are_latex():
-    assert r"$>$= 96 & 50\% \\" in as_latex("t", [["a"], [">= 96", "50%"]])
 
 
 def test_shuffled_sentences_are_the_lines_of_the_text_in_one_order(tmp_path: Path, monkeypatch):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from amount import examples
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.commands.main import main
@@ -239,24 +239,12 @@ ODD = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(file=st.sampled_from(["metrics.jsonl", "environment.json", "report.json"]), data=st.data())
 @example(file="metrics.jsonl", data="[" * 100_000)
 @example(file="report.json", data="[1]")
 def test_odd_values_in_a_runs_files_end_in_a_page_or_a_sentence(tmp_path, capsys, file, data):
-    names = [
-        "step",
-        "split",
-        "loss",
-        "checkpoint",
-        "corpus",
-        "devices",
-        "figures",
-        "sum",
-        "mem_len",
-        "sample",
-        "seconds",
-    ]
+    names = words("step split loss checkpoint corpus devices figures sum mem_len sample seconds")
     run = make_run(tmp_path / uuid.uuid4().hex)
     if not isinstance(data, str):
         data = json.dumps(data.draw(ODD | st.dictionaries(st.sampled_from(names), ODD)))
@@ -283,7 +271,6 @@ def test_a_long_run_makes_a_small_page_quickly(tmp_path):
 floats = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(floats, min_size=1, max_size=200), st.integers(1, 9))
 def test_thinning_keeps_the_ends_and_extremes_of_every_group(values, columns):
     y = np.array(values)
@@ -298,7 +285,6 @@ def test_thinning_keeps_the_ends_and_extremes_of_every_group(values, columns):
             assert (drawn[0], drawn[-1]) == (group[0], group[-1])
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(st.floats(1e-6, 1e6), st.floats(1.001, 1e6), st.booleans())
 def test_ticks_are_few_and_inside(low, ratio, log):
     high = low * ratio
@@ -314,7 +300,7 @@ def test_ticks_of_an_axis_have_different_labels(low, high):
     assert len(set(labels)) == len(labels) >= 2
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.floats(0, 1e99), floats), max_size=20), st.booleans(), st.booleans())
 def test_any_figures_make_a_chart_inside_its_frame(points, log, zero):
     x, y = (np.array([point[i] for point in points], dtype=float) for i in (0, 1))

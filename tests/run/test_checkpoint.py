@@ -325,12 +325,6 @@ def test_pruning_keeps_the_last_and_the_best(tmp_path, model):
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
-def test_resuming_without_training_state_is_refused_in_one_sentence(tmp_path, model):
-    save(tmp_path, model, 3)
-    with pytest.raises(FileNotFoundError, match="holds no training state"):
-        load_training(tmp_path)
-
-
 @contextmanager
 def largest_file(size: int):
     """A disk on which no file grows beyond `size` bytes: the kernel refuses, as it does when the disk is full."""

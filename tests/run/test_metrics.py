@@ -7,7 +7,6 @@ import math
 
 import pytest
 
-from transformer_xl.evaluation.score import bits, figure, perplexity
 from transformer_xl.run.metrics import Metrics
 from transformer_xl.train.loop import progress_text
 
@@ -56,14 +55,6 @@ def test_a_log_that_cannot_be_written_raises_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"metrics\.jsonl could not be written: .+\."):
         Metrics(tmp_path / "file" / "metrics.jsonl").log({"step": 1})
-
-
-def test_figures_by_hand():
-    assert bits(math.log(4)) == pytest.approx(2, rel=1e-15)
-    assert perplexity(math.log(130)) == pytest.approx(130, rel=1e-12)
-    assert perplexity(1e4) == math.inf
-    assert figure("word", math.log(8)) == ("ppl", pytest.approx(8))
-    assert figure("byte", math.log(8)) == figure("char", math.log(8)) == ("bpc", pytest.approx(3))
 
 
 def test_a_line_of_figures_by_hand():

@@ -20,7 +20,7 @@ for name in ("sysconf", "register_at_fork", "fork", "killpg", "getuid"):
     if hasattr(os, name):
         delattr(os, name)
 del signal.SIGHUP
-sys.platform = PLATFORM
+sys.platform = "win32"
 import transformer_xl
 from transformer_xl.mistake import Mistake
 for module in pkgutil.walk_packages(transformer_xl.__path__, "transformer_xl.", onerror=print):
@@ -29,8 +29,6 @@ for module in pkgutil.walk_packages(transformer_xl.__path__, "transformer_xl.", 
             __import__(module.name)
         except (ImportError, Mistake) as error:  # of an optional library
             assert "resource" not in str(error) and "fcntl" not in str(error), f"{module.name}: {error}"
-"""
-WINDOWS = """
 from transformer_xl.commands.main import main
 from transformer_xl.runtime.device import prepare_process
 prepare_process()
@@ -52,21 +50,9 @@ else:
 """
 
 
-def run(code: str, platform: str, folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code.replace("PLATFORM", repr(platform))],
-        cwd=folder,
-        env=os.environ | {"TXL_HOME": str(folder / "home")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_nothing_is_imported_that_windows_or_macos_lacks(tmp_path: Path) -> None:
-    run(WITHOUT, "darwin", tmp_path)
-
-
-def test_a_run_trains_without_what_windows_lacks(tmp_path: Path) -> None:
+def test_a_run_trains_without_what_windows_or_macos_lacks(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 400)
-    run(WITHOUT + WINDOWS, "win32", tmp_path)
+    environment = os.environ | {"TXL_HOME": str(tmp_path / "home")}
+    code = [sys.executable, "-c", WITHOUT]
+    done = subprocess.run(code, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

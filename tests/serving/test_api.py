@@ -217,11 +217,6 @@ def test_null_is_the_default(live: Live) -> None:
     assert len({each["choices"][0]["text"] for each in found}) == 1 and found[0]["usage"] == found[1]["usage"]
 
 
-def test_a_body_that_is_no_text_is_refused_with_the_reason(live: Live) -> None:
-    answer = live.client.post("/v1/completions", content=rb'{"prompt": "\ud800x"}', headers=JSON)
-    assert answer.status_code == 400 and "hex escape at line 1" in answer.json()["error"]["message"]
-
-
 def test_a_wrong_body_or_header_is_told_as_what_it_is(live: Live) -> None:
     answer = live.client.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
     assert answer.status_code == 400 and answer.json()["error"]["message"].endswith(
@@ -272,7 +267,9 @@ def test_a_token_after_half_a_character_begins_after_its_mark() -> None:
 )
 def test_a_body_that_is_no_object_is_refused_in_a_sentence(live: Live, body: bytes) -> None:
     answer = live.client.post("/v1/completions", content=body, headers=JSON)
-    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("The body must be")
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and message.startswith("The body must be")
+    assert b"ud800" not in body or "hex escape at line 1" in message
 
 
 def test_other_mistakes_have_openais_form(live: Live) -> None:
@@ -362,23 +359,14 @@ def test_slow_and_countless_connections_are_closed(monkeypatch: pytest.MonkeyPat
         assert live.client.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost:1", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:8000", 200),
-        ("me.example", 200),
-        ("evil.example", 421),
-        ("[", 421),
-    ],
-)
-def test_only_names_of_the_server_are_answered(host: str, status: int) -> None:
+def test_only_names_of_the_server_are_answered() -> None:
     """Or a page on the internet could re-point its name to this machine, and read."""
     with live_server(language_model(), names=["me.example"]) as live:
-        answer = live.client.get("/v1/models", headers={"Host": host})
-        assert answer.status_code == status
-        assert status == 200 or answer.json()["error"]["code"] == "wrong_host"
+        for host in ("localhost:1", "127.0.0.1", "[::1]:8000", "me.example"):
+            assert live.client.get("/v1/models", headers={"Host": host}).status_code == 200, host
+        for host in ("evil.example", "["):
+            answer = live.client.get("/v1/models", headers={"Host": host})
+            assert answer.status_code == 421 and answer.json()["error"]["code"] == "wrong_host", host
 
 
 def test_nothing_is_read_before_the_token() -> None:
@@ -408,9 +396,7 @@ def test_a_client_that_leaves_stops_the_work(live: Live, stream: bool) -> None:
     assert live.service.engine.counts.steps < 16_384
 
 
-def test_a_client_that_leaves_while_it_sends_leaves_nothing_in_the_log(
-    live: Live, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_leaves_while_it_sends_leaves_nothing_in_the_log(live, caplog) -> None:
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", httpx.URL(live.url).port or 0)) as connection:
         connection.sendall(f'{head}Content-Length: 1000\r\n\r\n{{"prompt": "'.encode())
@@ -419,9 +405,7 @@ def test_a_client_that_leaves_while_it_sends_leaves_nothing_in_the_log(
     assert "Traceback" not in caplog.text
 
 
-def test_a_request_that_is_no_http_after_its_answer_leaves_nothing_in_the_log(
-    live: Live, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_that_is_no_http_after_its_answer_leaves_nothing_in_the_log(live, caplog) -> None:
     address = ("127.0.0.1", httpx.URL(live.url).port or 0)
     with socket.create_connection(address, timeout=10) as early:
         early.sendall(b"POST /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -437,9 +421,7 @@ def test_a_request_that_is_no_http_after_its_answer_leaves_nothing_in_the_log(
     assert "Traceback" not in caplog.text
 
 
-def test_a_mistake_of_ours_is_a_500_with_a_traceback_in_the_log(
-    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mistake_of_ours_is_a_500_with_a_traceback_in_the_log(live, monkeypatch, caplog) -> None:
     def fail(*_: Any) -> Any:
         raise KeyError("broken")
 

@@ -16,7 +16,7 @@ from small_models import VARIANTS
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling
 from transformer_xl.serving.engine import Engine, refusal
-from transformer_xl.serving.jobs import Ended, Failed, Job, Scored, Turns, Wrote
+from transformer_xl.serving.jobs import Ended, Failed, Job, Scored, Turns
 from transformer_xl.serving.requests import Refused
 from transformer_xl.serving.sessions import Past, shorter_memory
 
@@ -242,20 +242,3 @@ def test_models_that_do_not_remember_are_refused() -> None:
     assert refusal(config, LENGTHS) is None
     assert "remembers" in str(refusal(config, Lengths(tgt_len=4, mem_len=0)))
     assert "shaw" in str(refusal(language_model(kind="shaw", positions=64).model.config, LENGTHS))
-
-
-def test_a_text_that_was_written_goes_on(engine: Engine) -> None:
-    """Written in two answers, greedily, it is the text of one answer, because both are steps in the same window."""
-    whole, first, second = Written(), Written(), Written()
-    ids = np.arange(30)
-    engine.submit([job(ids, whole, top_k=1, max_tokens=40)])
-    engine.submit([job(ids, first, top_k=1, max_tokens=13)])
-    *begun, ended = first.all()
-    engine.submit([job(np.array([ended.past.tail[-1]]), second, past=ended.past, top_k=1, max_tokens=27)])
-    *rest, _ = second.all()
-    *expected, _ = whole.all()
-    found = [*begun, *rest]
-    assert [event.token for event in found] == [event.token for event in expected]
-    costs = ([event.log_prob for event in events] for events in (found, expected))
-    np.testing.assert_allclose(*costs, atol=1e-4)
-    assert all(isinstance(event, Wrote) for event in found)

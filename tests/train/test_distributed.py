@@ -5,7 +5,9 @@ The ranks run tests/ranks.py on gloo; this process computes the same results alo
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from functools import cache, partial
@@ -13,12 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from amount import ALL
 from filelock import FileLock
 from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, half_precision, scored, trainer_of
 from safetensors.torch import load_file
 from tiny_runs import without_clock
 from torch import Tensor
 
+from transformer_xl.commands.main import main
 from transformer_xl.run.checkpoint import TrainingState
 from transformer_xl.runtime.ranks import Ranks
 
@@ -174,14 +178,14 @@ device = "cpu"
 batch_size = 3
 """
 KILL = """
-import os, signal, sys
+import json, os, sys
 from transformer_xl.commands.main import main
 from transformer_xl.train.step import Trainer
 
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-if os.environ["RANK"] == "1" and attempt < 3:
+attempt, ends = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), json.loads(os.environ["ENDS"])
+if os.environ["RANK"] == "1" and attempt < len(ends):
     advance = Trainer.advance
-    at, sent = ((2, signal.SIGKILL), (10, signal.SIGTERM), (13, signal.SIGKILL))[attempt]
+    at, sent = ends[attempt]
     def dying(trainer, *signals):
         if trainer.step == at:
             os.kill(os.getpid(), sent)
@@ -204,12 +208,10 @@ def train(home: Path, out: str, *more: str) -> list[str]:
     return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(home / out), *more]
 
 
-def assert_same_figures(home: Path, cache: Path, several: str) -> None:
+def assert_same_figures(home: Path, several: str) -> None:
     """A run on several ranks logged what the same run logs in one process."""
     if not (home / "alone").exists():
-        program = [sys.executable, "-m", "transformer_xl", *train(home, "alone")]
-        alone = subprocess.run(program, env=os.environ | {"TXL_HOME": str(cache)}, capture_output=True)
-        assert alone.returncode == 0, alone.stderr
+        assert main(train(home, "alone")) == 0
     two, one = ([e for e in without_clock(home / name) if "split" in e] for name in (several, "alone"))
     assert [(e["step"], e["split"]) for e in two] == [(e["step"], e["split"]) for e in one]
     for a, b in zip(two, one, strict=True):
@@ -219,15 +221,16 @@ def assert_same_figures(home: Path, cache: Path, several: str) -> None:
 
 @pytest.mark.timeout(400)
 def test_after_a_killed_rank_and_a_signal_to_one_the_run_ends_with_the_same_figures(home, tmp_path):
-    """Killed before the first checkpoint, stopped, so that all ranks save, and killed after one: logged once."""
+    """Killed before the first checkpoint (in test-all), stopped, so that all ranks save, and killed after one."""
+    ends = [(2, signal.SIGKILL)] * ALL + [(10, signal.SIGTERM), (13, signal.SIGKILL)]
     words = train(home, "killed", "--train.parallel", "fsdp")
-    done = launch(2, str(home / "kill.py"), *words, restarts=3, TXL_HOME=str(tmp_path))
+    done = launch(2, str(home / "kill.py"), *words, restarts=len(ends), TXL_HOME=str(tmp_path), ENDS=json.dumps(ends))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rank 0: Another rank has ended" in done.stderr and "exitcode: 75" in done.stderr
     assert done.stdout.count("Stopped by a signal, and saved.") == 1
-    assert_same_figures(home, tmp_path, "killed")
+    assert_same_figures(home, "killed")
     log = (home / "killed" / "log.txt").read_text()
-    assert log.count("2 ranks by fsdp") == 4 and log.count("sample:") == 2
+    assert log.count("2 ranks by fsdp") == 1 + len(ends) and log.count("sample:") == 2
     assert all(f"Resumed from step {step} of 16 (step_{step:08d})." in log for step in (11, 12))
 
 
@@ -253,11 +256,12 @@ def test_a_rank_that_was_stopped_is_named(tmp_path):
     assert done.stderr.count("Rank 1 has not run for 2.0 s") == 1 and "Rank 0 has" not in done.stderr
 
 
+@pytest.mark.outside
 def test_compiled_ranks_train_like_one_process(home, tmp_path):
     line = train(home, "compiled", "--train.compile")
     done = launch(2, "-m", "transformer_xl", *line, timeout=900, TXL_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert_same_figures(home, tmp_path, "compiled")
+    assert_same_figures(home, "compiled")
 
 
 @pytest.mark.outside

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from shlex import split as words
 from typing import Any
 
@@ -53,9 +52,7 @@ def test_known_tokens_are_predicted_as_before(kind: str, monkeypatch: pytest.Mon
     torch.testing.assert_close(x, y)
 
 
-def test_new_words_for_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_words_for_a_run(tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "old.txt").write_text(OLD)
     (tmp_path / "new.txt").write_text(NEW)
     old, new = tmp_path / "old", tmp_path / "new"
@@ -82,8 +79,6 @@ def test_new_words_for_a_run(
         ("text-small --data {text} --corpus.unit bpe --corpus.extend-vocab", 'must be false for corpus.unit = "bpe"'),
     ],
 )
-def test_what_cannot_grow_is_refused(
-    options: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_grow_is_refused(options, why, tmp_path, capsys) -> None:
     (tmp_path / "text.txt").write_text(OLD)
     assert why in refused(f"train {options.format(text=tmp_path / 'text.txt')} --out {tmp_path}/out", capsys)

@@ -30,7 +30,6 @@ ALL = {
 }
 
 
-@settings(deadline=None)
 @given(p=st.sampled_from([0.25, 0.5, 0.75]), seed=st.integers(0, 99))
 def test_a_locked_mask_is_the_same_at_all_positions(p, seed):
     torch.manual_seed(seed)
@@ -43,7 +42,6 @@ def test_a_locked_mask_is_the_same_at_all_positions(p, seed):
     assert torch.equal(Dropout(p, locked=True).eval()(out), out)
 
 
-@settings(deadline=None)
 @given(p=st.sampled_from([0.25, 0.5]), seed=st.integers(0, 99))
 def test_a_word_is_dropped_at_all_its_positions(p, seed):
     torch.manual_seed(seed)
@@ -140,7 +138,7 @@ def gradients_of(shape: dict, segment: Segment, config: TrainConfig, ranks: Rank
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-@settings(deadline=None, max_examples=examples(5))
+@settings(max_examples=examples(5))
 @given(counts=st.lists(st.integers(0, 7), min_size=4, max_size=4), loss=st.sampled_from(["full", "half"]))
 @example(counts=[6, 6, 2, 2], loss="full")
 @example(counts=[0, 0, 0, 0], loss="full")

@@ -25,7 +25,7 @@ TINY = words(
     "--model.n-layer 1 --model.d-model 6 --model.n-head 1 --model.d-head 5 --model.d-inner 7 --train.batch-size 3"
     " --train.tgt-len 11 --train.mem-len 13 --train.max-steps 6 --train.log-every 2 --train.eval-every 3"
     " --train.save-every 3 --train.keep 9 --train.sample-every 4 --train.sample-tokens 2 --train.precision fp32"
-    " --train.warmup-steps 0 --train.eval-tokens 19 --eval.max-tokens 17 --eval.mem-len 13"
+    " --train.warmup-steps 0 --train.eval-tokens 19 --eval.max-tokens 17 --eval.mem-len 13 --no-report"
 )
 
 
@@ -123,25 +123,17 @@ def test_figures_are_the_finite_numbers_of_a_split(entry):
             assert not number or sent[f"valid/{name}"] == value
 
 
-def test_tensorboard_gets_the_metrics_and_the_samples(text):
-    pytest.importorskip("tensorboard")
-    assert train("--train.trackers", "tensorboard") == 0
-    shown = events()
-    [(step, sample)] = shown.pop("sample/text_summary")
-    assert step == 4 and sample.startswith(b"    ")
-    assert shown == expected_events()
-    assert {"train/loss", "train/bpc", "train/tokens_per_second", "valid/bpc", "test/bpc"} <= shown.keys()
-
-
-def test_tensorboard_hides_events_that_a_resumed_run_repeats(text):
+def test_tensorboard_gets_metrics_and_samples_and_hides_what_a_resumed_run_repeats(text):
     """Steps 4 to 6 run twice because the last checkpoint is lost; their seconds differ."""
     pytest.importorskip("tensorboard")
     assert train("--train.trackers", "tensorboard") == 0
     _forget_after_3()
     assert go_on("--train.max-steps", "8") == 0
     shown = events()
-    assert [step for step, _ in shown.pop("sample/text_summary")] == [4, 8]
+    samples = shown.pop("sample/text_summary")
+    assert [step for step, _ in samples] == [4, 8] and samples[0][1].startswith(b"    ")
     assert shown == expected_events()
+    assert {"train/loss", "train/bpc", "train/tokens_per_second", "valid/bpc", "test/bpc"} <= shown.keys()
 
 
 def _forget_after_3() -> None:
@@ -149,24 +141,16 @@ def _forget_after_3() -> None:
     Path("runs/a/checkpoints/step_00000006").rename("runs/a/lost")
 
 
-def test_a_service_gets_the_metrics_and_the_samples(text, wandb):
-    assert train("--train.trackers", "wandb") == 0
-    assert wandb.figures() == measured()
-    assert wandb.samples() == [4] and wandb.received[-1][1].keys() >= {"test/bpc"}
-    assert wandb.finished == 1
-    [options] = wandb.inits
-    assert (options["project"], options["resume"]) == ("transformer-xl", "allow")
-    assert options["config"]["train"]["max_steps"] == 6 and options["config"]["model"]["vocab_size"] == 256
-    assert options["name"] == "a"
-    json.dumps(options)
-
-
-def test_a_resumed_run_continues_its_record_and_sends_nothing_twice(text, wandb):
+def test_a_service_gets_the_metrics_and_a_resumed_run_sends_nothing_twice(text, wandb):
     assert train("--train.trackers", "wandb") == 0
     before = wandb.figures()
+    assert before == measured() and wandb.received[-1][1].keys() >= {"test/bpc"} and wandb.finished == 1
     _forget_after_3()
     assert go_on("--train.max-steps", "8") == 0
     first, second = wandb.inits
+    json.dumps(first)
+    assert (first["project"], first["resume"], first["name"]) == ("transformer-xl", "allow", "a")
+    assert first["config"]["train"]["max_steps"] == 6 and first["config"]["model"]["vocab_size"] == 256
     assert first["id"] == second["id"] and len(first["id"]) >= 8
     assert wandb.figures()[len(before) :] == [sent for sent in measured() if sent[0] > 6]
     assert wandb.samples() == [4, 8]
