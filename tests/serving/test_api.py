@@ -23,6 +23,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.run.checkpoint import save_checkpoint
 from transformer_xl.serving import server
+from transformer_xl.serving.api import network_of
 from transformer_xl.serving.requests import Limits
 from transformer_xl.serving.scores import TokenScores, token_name
 
@@ -118,6 +119,8 @@ def test_echo_gives_the_log_probabilities_of_txl_score(vocab: Vocab) -> None:
     found = choice.logprobs.token_logprobs
     assert [cost for piece in pieces if piece.logprobs for cost in piece.logprobs.token_logprobs] == found
     assert "".join(piece.text for piece in pieces) == choice.text == text
+    for name, start in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
+        assert text[start:].startswith(name)
     costs = -model.score(text).nats
     if vocab.line_end is None:
         assert found.pop(0) is None
@@ -189,13 +192,14 @@ def test_a_shorter_memory_forgets(live: Live) -> None:
         ("prompt", [1] * 140_000, "at most 131,072 tokens"),
         ("prompt", ["x" * 70_000] * 2, "at most 131,072 tokens in all"),
         ("stream", "yes", "valid boolean"),
-        ("best_of", 3, "should be 1"),
-        ("presence_penalty", 0.5, "less than or equal to 0"),
+        ("best_of", 3, "left out or 1"),
+        ("presence_penalty", 0.5, "left out or 0"),
+        ("suffix", "x", "left out, because"),
         ("logit_bias", {"256": 1.0}, "ids from 0 to 255"),
         ("logit_bias", {"-1": 1.0}, "token ids as decimal numbers"),
         ("logit_bias", {"05": 1.0}, "token ids as decimal numbers"),
         ("logit_bias", {"5": 101.0}, "from -100 to 100"),
-        ("__class__", 1, "not permitted"),
+        ("__class__", 1, "no field of a request"),
         ("mem_len", 0, "greater than or equal to 1"),
         ("mem_len", 17, "from 1 to 16"),
         ("model", "gpt", "no model gpt"),
@@ -245,6 +249,29 @@ def test_a_text_that_ends_inside_a_character_goes_on_with_its_rest(live: Live, c
             answer = live.post(prompt="", previous_response_id=name, logit_bias={str(byte): 100}, **more)
             name, choice = answer["id"], answer["choices"][0]
         assert choice["text"] == "\u754c"
+
+
+def test_offsets_are_those_of_the_text_that_was_sent() -> None:
+    """Words have other spaces in a prompt, and other words, than in the model's own text."""
+    prompt, names = "  zzzq  of\n  sang ", ["zzzq", "of", "\n", "sang", ""]
+    with live_server(language_model(WORDS)) as live:
+        answer = live.post(prompt=prompt, max_tokens=1, echo=True, logprobs=0)["choices"][0]
+    offsets = answer["logprobs"]["text_offset"]
+    assert [answer["text"][start:].startswith(name) for start, name in zip(offsets, names, strict=True)] == [True] * 5
+    assert offsets[:-1] == [prompt.index(name) for name in names[:-1]] and offsets[-1] >= len(prompt)
+
+
+@pytest.mark.parametrize("prompt", [[97, 195], [195], [97, 0xE7, 0x95]])
+def test_a_prompt_of_ids_may_end_inside_a_character(live: Live, prompt: list[int]) -> None:
+    """What is written after it completes the character; without an answer its mark is in the echo alone."""
+    whole = bytes(prompt).decode(errors="replace")
+    assert live.post(prompt=prompt, max_tokens=0)["choices"][0]["text"] == ""
+    assert live.post(prompt=prompt, max_tokens=0, echo=True)["choices"][0]["text"] == whole
+    asked = {"max_tokens": 1, "temperature": 0, "logprobs": 0, "logit_bias": {"169": 100}, "echo": True}
+    answer = live.post(prompt=prompt, **asked)["choices"][0]
+    assert answer["text"] == bytes([*prompt, 169]).decode(errors="replace")
+    assert answer["logprobs"]["text_offset"] == sorted(answer["logprobs"]["text_offset"])
+    assert live.model.generate(bytes(prompt), max_tokens=0) == ""
 
 
 def test_a_token_after_half_a_character_begins_after_its_mark() -> None:
@@ -487,9 +514,17 @@ def test_the_command_refuses_in_sentences(tmp_path: Path, capsys: pytest.Capture
             (["--mem-len=0"], "remembers"),
             (["--token", " "], "not blank"),
             (["--host", "nowhere.invalid"], "nowhere.invalid"),
+            (["--trusted-proxy", "localhost"], "--trusted-proxy must be addresses"),
+            (["--trusted-proxy=*"], "--trusted-proxy must be addresses"),
         ):
             assert main(["serve", str(run), *words]) == 2
             assert told in capsys.readouterr().err
+
+
+def test_a_client_is_one_address_of_ipv4_or_one_network_of_ipv6() -> None:
+    names = ["1.2.3.4", "::ffff:1.2.3.4", "::ffff:9.9.9.9", "2001:db8::1", "2001:db8::2", "unix:"]
+    found = ["1.2.3.4/32", "1.2.3.4/32", "9.9.9.9/32", "2001:db8::/64", "2001:db8::/64", "unix:"]
+    assert [network_of(name) for name in names] == found
 
 
 def test_a_bias_makes_a_token_certain_or_impossible(live):

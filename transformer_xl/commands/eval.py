@@ -116,6 +116,8 @@ class Eval:
         needed = {"lr": "sgd or rms", "decay": "sgd or rms", "epsilon": "rms", "tokens": "rms"}
         rule = self.dynamic
         problems += [f"--dynamic-{n} needs --dynamic {needed[n]}." for n in given if (rule or "none") not in needed[n]]
+        if rule and self.precision == "fp16":
+            problems.append("--precision must be auto, fp32 or bf16 with --dynamic, got fp16.")
         return problems.attempt(lambda: DynamicConfig(rule=rule, **given), "--dynamic-{}") if rule else None
 
     def title(self, learning: DynamicConfig | None) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from ipaddress import ip_address
 from typing import Annotated
 
 from tyro.conf import arg
@@ -75,6 +76,10 @@ class Serve:
         found = trained.lengths(self)
         if found and (reason := refusal(trained.config.model, found[0])):
             problems.append(reason)
+        try:
+            proxies = [str(ip_address(proxy)) for proxy in self.trusted_proxy]
+        except ValueError as error:
+            problems.append(f"--trusted-proxy must be addresses of proxies, such as 10.0.0.1: {error}.")
         tokens = self.token or tuple(filter(None, [os.environ.get(TOKEN)]))
         if not all(token.strip() for token in tokens):
             problems.append(f"--token and {TOKEN} must be texts that are not blank.")
@@ -86,7 +91,7 @@ class Serve:
         limits = Limits(prompt_tokens=self.max_prompt, max_tokens=self.max_tokens, values=values)
         service = Service(self.folder.resolve().name or "model", engine, sessions, limits)
         names = [name.lower() for name in (self.host, *self.host_name)]
-        server = make_server(build_app(service, tokens, names), grace=self.grace, trusted=self.trusted_proxy)
+        server = make_server(build_app(service, tokens, names), grace=self.grace, trusted=proxies)
         with listen(self.host, self.port) as socket:
             host = f"[{self.host}]" if ":" in self.host else self.host
             url = f"http://{host}:{socket.getsockname()[1]}"

@@ -83,7 +83,7 @@ class Sampling(Checked):
 
     def _problems(self) -> Iterator[Problem]:
         if not 0 <= self.temperature < float("inf"):
-            sentence = f"{{}} must be at least 0, got {self.temperature}. Use 0 for the likeliest token each time."
+            sentence = f"{{}} must be at least 0 and finite, got {self.temperature}. Use 0 for the likeliest token."
             yield Problem(("temperature",), sentence)
         if self.top_k < 0:
             yield Problem(("top_k",), f"{{}} must be at least 0, got {self.top_k}. Use 0 to draw from all tokens.")
@@ -93,7 +93,7 @@ class Sampling(Checked):
         if isinstance(self.stop, str):
             yield Problem(("stop",), f"{{}} must be a tuple of texts, got {self.stop!r}.")
         elif not all(self.stop):
-            yield Problem(("stop",), f"{{}} must be texts that are not empty, got {self.stop!r}.")
+            yield Problem(("stop",), f"{{}} must be texts that are not empty, got {', '.join(map(repr, self.stop))}.")
         given = shortened(repr(self.bias))
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in self.bias):
             yield Problem(("bias",), f"{{}} must be a tuple of pairs, each an id and a number, got {given}.")
@@ -301,7 +301,7 @@ def stream_text(
         for row, new in step:
             if text := writers[row].write(new):
                 yield row, text
-    for row, writer in enumerate(writers):
+    for row, writer in enumerate(writers if max_tokens else ()):  # without tokens, what is held is the prompt's
         if text := writer.close():
             yield row, text
 

@@ -209,7 +209,7 @@ def inference(model: Scoring, precision: str) -> Iterator[Scoring]:
 def check_temperature(temperature: float) -> None:
     """Raise `Mistake` if log-probabilities cannot be divided by this."""
     if not 0 < temperature < math.inf:
-        sentence = f"{{}} must be above 0, got {temperature}. Use 1 for the model as it is."
+        sentence = f"{{}} must be above 0 and finite, got {temperature}. Use 1 for the model as it is."
         raise WrongSettings([Problem(("temperature",), sentence)])
 
 

@@ -22,7 +22,7 @@ from ..mistake import Mistake, shortened
 from .engine import Engine
 from .jobs import Ended, Event, Failed, Job, Scored, Wrote, has_room
 from .requests import Completion, Limits, Refused
-from .scores import Delta, TokenScores, as_json, to_json, token_name
+from .scores import Delta, TokenScores, as_json, to_json, token_name, whole_characters, word_starts
 from .sessions import Past, Sessions, reach_of, shorter_memory
 
 FEW = 4
@@ -43,7 +43,9 @@ class Prompt(NamedTuple):
     leads: bool
     """Whether the first of them belongs to the prompt. It has no log-probability."""
     echo: str | None
-    """The text of the prompt, if it is wanted."""
+    """The text of the prompt, if it is wanted. Ids may end inside a character, which is then not a part of it."""
+    starts: list[int]
+    """Where each token of the text begins; empty: where the text of the tokens before it ends."""
 
     @property
     def tokens(self) -> int:
@@ -143,14 +145,13 @@ class Service:
         if not isinstance(given, str):
             check_ids(given, vocab, "prompt")
         ids = self.encode(given) if isinstance(given, str) else given
+        before = [] if past is None else past.tail
+        if past is None and isinstance(given, str) and (vocab.line_end is not None or not ids):
+            before = [vocab.line_end or 0]
         text = None
         if echo:
-            text = given if isinstance(given, str) else vocab.decode(given)
-        if past is not None:
-            return Prompt([past.tail[-1], *ids], False, text)
-        if isinstance(given, str) and (vocab.line_end is not None or not ids):
-            return Prompt([vocab.line_end or 0, *ids], False, text)
-        return Prompt(ids, True, text)
+            text = given if isinstance(given, str) else whole_characters(vocab, ids, before)
+        return Prompt([*before[-1:], *ids], not before, text, word_starts(vocab, given))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Raises `Refused` if it cannot be read, or is too long."""
@@ -225,7 +226,10 @@ class Answer:
             for number, prompt in enumerate(prompts)
         ]
         self._before: list[int] = [] if past is None else past.tail[:-1]
-        self._read = [TokenScores(service.vocab, [*self._before, prompt.ids[0]]) for prompt in prompts]
+        self._read = [
+            TokenScores(service.vocab, [*self._before, prompt.ids[0]], starts=prompt.starts[prompt.leads :])
+            for prompt in prompts
+        ]
         self._wrote: dict[int, TokenScores] = {}
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -289,7 +293,7 @@ class Answer:
         if prompt.echo is None or not prompt.leads:
             return Delta(prompt.echo or "")
         scores = self._read[number]
-        scores.offset = len(self.service.vocab.decode(prompt.ids[:1]))
+        scores.offset = len(whole_characters(self.service.vocab, prompt.ids[:1]))
         names = [token_name(self.service.vocab, prompt.ids[0])]
         return Delta(prompt.echo, as_json(names, [None], [None], [0]))
 
@@ -311,13 +315,14 @@ class Answer:
 
     def _piece(self, number: int, index: int, event: Wrote | Ended) -> Delta:
         if isinstance(event, Ended):
-            return Delta(event.text, {}, event.reason)
+            shown = self.asked.echo or self.asked.max_tokens  # otherwise it is a part of a character of the prompt
+            return Delta(event.text if shown else "", {}, event.reason)
         self.written += 1
         if self.asked.logprobs is None:
             return Delta(event.text)
         if index not in self._wrote:
             ids = [*self._before, *self.prompts[number].ids[-3:]]
-            self._wrote[index] = TokenScores(self.service.vocab, ids, self._read[number].offset)
+            self._wrote[index] = TokenScores(self.service.vocab, ids, len(self.prompts[number].echo or ""))
         return Delta(event.text, self._wrote[index].add([event.token], [event.log_prob], [event.top]))
 
     async def whole(self) -> bytes:

@@ -42,7 +42,7 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         tokens: requests need one of them, and a text belongs to the token that made it.
         names: of the server, besides localhost and its addresses.
     """
-    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None)
+    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
     app.add_middleware(Gate, tokens=tokens, names={"localhost", *names})
     for kind, answer in {
@@ -118,6 +118,7 @@ def network_of(address: str) -> str:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address
+    found = getattr(found, "ipv4_mapped", None) or found  # as a proxy with sockets for both may write IPv4
     return str(ipaddress.ip_network((found, 64 if found.version == 6 else 32), strict=False))
 
 

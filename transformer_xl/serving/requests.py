@@ -19,7 +19,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Key = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Penalty = Annotated[float, Field(ge=0, le=0)]
+Penalty = Annotated[float | None, Field(ge=0, le=0, description="left out or 0, because penalties are not supported")]
 
 
 class Refused(Exception):
@@ -80,7 +80,7 @@ class Completion(BaseModel):
         Stop | Stops | None, Field(description="a text of 1 to 256 characters, or a list of at most 16 such texts")
     ] = None
     stream: bool = False
-    stream_options: dict[Literal["include_usage"], bool] | None = None
+    stream_options: dict[Literal["include_usage"], bool | None] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
     mem_len: Annotated[int, Field(ge=1)] | None = None
@@ -95,10 +95,10 @@ class Completion(BaseModel):
     ] = None
     """What is added to the log-probabilities of these tokens."""
     user: str | None = None
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    best_of: Annotated[Literal[1] | None, Field(description="left out or 1; for several choices give n")] = None
+    suffix: Annotated[Literal[""] | None, Field(description="left out, because insertion is not supported")] = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
 
     @model_validator(mode="before")
     @classmethod
@@ -147,4 +147,6 @@ def form_error(path: tuple[int | str, ...], message: str, kind: str = "") -> Ref
     field = Completion.model_fields.get(name) if kind == Completion.__name__ else None
     if field is not None and field.description:
         return Refused(400, f"{name} must be {field.description}.", name)
+    if kind == Completion.__name__ and field is None:
+        return Refused(400, f"{shortened(name)} is no field of a request. Leave it out.", shortened(name))
     return Refused(400, f"{shortened(name)} is wrong: {message}.", shortened(name))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,11 +52,12 @@ class Delta:
 class TokenScores:
     """Names the tokens of a text and gives their log-probabilities, piece by piece."""
 
-    def __init__(self, vocab: Vocab, ids: list[int], offset: int = 0) -> None:
-        """Begin after `ids`, whose text has `offset` characters."""
+    def __init__(self, vocab: Vocab, ids: list[int], offset: int = 0, starts: Iterable[int] = ()) -> None:
+        """Begin after `ids`, whose text has `offset` characters; `starts` are the offsets of the first tokens."""
         self.offset: int = offset
         self.count: int = 0
         """The number of tokens before the next piece."""
+        self._starts: Iterator[int] = iter(starts)
         self._vocab: Vocab = vocab
         self._writer = TokenText(vocab, np.array(ids[-3:]))
 
@@ -62,14 +66,30 @@ class TokenScores:
         names, offsets, likely = [token_name(self._vocab, token) for token in tokens], [], []
         for token, name, log_prob, top in zip(tokens, names, log_probs, tops, strict=True):
             written = self._writer.write(token)
-            # What a byte before it has left, which is no character, is written with it.
-            own = len(name) if not self._vocab.is_text and written.endswith(name) else len(written)
-            offsets.append(self.offset + len(written) - own)
+            # A space before a word, and what a byte before has left that is no character, are written with it.
+            own = len(name) if written.endswith(name) else len(written)
+            offsets.append(next(self._starts, self.offset + len(written) - own))
             self.offset += len(written)
             best = {token_name(self._vocab, other): max(value, LEAST) for other, value in top}
             # Also of a token that is not among the likeliest.
             likely.append(best | {name: max(log_prob, LEAST)} if top else None)
         return as_json(names, [max(each, LEAST) for each in log_probs], likely, offsets)
+
+
+def whole_characters(vocab: Vocab, ids: Sequence[int], before: Sequence[int] = ()) -> str:
+    """The text of `ids` after `before`, without a last character that later ids may complete."""
+    if vocab.is_text:
+        return vocab.decode([*before, *ids])[len(vocab.decode(before)) :]
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(vocab.decode_bytes(before))
+    return decoder.decode(vocab.decode_bytes(ids))
+
+
+def word_starts(vocab: Vocab, prompt: str | list[int]) -> list[int]:
+    """Where each word begins in a text, whose spaces the vocabulary does not keep. Empty for other units and ids."""
+    if vocab.unit != "word" or not isinstance(prompt, str):
+        return []
+    return [word.start() for word in re.finditer(r"\S+" if vocab.line_end is None else r"\n|\S+", prompt)]
 
 
 def as_json(*lists: list[Any]) -> dict[str, bytearray]:
