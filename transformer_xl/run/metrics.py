@@ -8,8 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..config.values import Hint, fits
 from ..mistake import Mistake
 from ..runtime.files import explain_write_error, plain_file, sync, write_whole
+
+_HINTS: dict[str, Hint] = {"step": int, "split": str, "checkpoint": str, "sample": str}
+"""The types of what programs look entries up by. Every entry has a step."""
 
 
 class Metrics:
@@ -63,7 +67,9 @@ def _entry(line: str) -> dict[str, Any] | None:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) and "step" in entry else None
+    if not isinstance(entry, dict) or "step" not in entry:
+        return None
+    return entry if all(fits(entry[name], hint) for name, hint in _HINTS.items() if name in entry) else None
 
 
 def _finite(value: object) -> object:
