@@ -98,8 +98,9 @@ class Generate:
         pieces = stream_text(
             loaded.model, loaded.vocab, texts, lengths, sampling, self.max_tokens, precision=trained.precision
         )
-        written = _write(texts, pieces, self)
-        if _streams(texts, self):
+        streams = len(texts) == 1 and not self.json and not self.reference
+        written = _write(texts, pieces, self, streams=streams)
+        if streams:
             return
         for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
             if self.json:
@@ -110,11 +111,6 @@ class Generate:
                 print(f"--- {number} ---\n{_prompt_text(prompt)}{text}")
 
 
-def _streams(texts: Sequence[str | bytes], options: Generate) -> bool:
-    """Whether text is printed while it is generated."""
-    return len(texts) == 1 and not options.json and not options.reference
-
-
 def _show_beside(context: str, text: str, reference: str) -> None:
     """Print the context over the whole width, then the generated text and the reference side by side."""
     width = max((shutil.get_terminal_size().columns - 3) // 2, 20)
@@ -123,9 +119,11 @@ def _show_beside(context: str, text: str, reference: str) -> None:
     print("\n".join(f"{left:{width}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")))
 
 
-def _write(prompts: Sequence[str | bytes], pieces: Iterator[tuple[int, str]], options: Generate) -> list[str]:
-    """The text after each prompt. A single one is printed while it is generated."""
-    written, streams = [""] * len(prompts), _streams(prompts, options)
+def _write(
+    prompts: Sequence[str | bytes], pieces: Iterator[tuple[int, str]], options: Generate, *, streams: bool
+) -> list[str]:
+    """The text after each prompt. If it `streams`, the single one is printed while it is generated."""
+    written = [""] * len(prompts)
     if streams:
         print(_prompt_text(prompts[0]), end="", flush=True)
     start = time.perf_counter()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
+from starlette.requests import ClientDisconnect
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
@@ -29,10 +30,6 @@ FEW = 4
 """With fewer texts each token is sent at once. To send costs about as much as to write a token, whatever is sent."""
 PACE = 0.02
 """With more texts, the seconds between two pieces of an answer."""
-
-
-class ClientGone(Exception):
-    """Nobody waits for the answer."""
 
 
 class Prompt(NamedTuple):
@@ -259,7 +256,7 @@ class Answer:
 
     def abandon(self) -> None:
         """Nobody waits: end `deltas`."""
-        self._events.put_nowait((0, Failed(ClientGone())))
+        self._events.put_nowait((0, Failed(ClientDisconnect())))
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """The pieces of all choices, as they come. Events that came together are one piece.
@@ -348,7 +345,10 @@ class Answer:
             content["usage"] = counts
         count = self.asked.logprobs
         choices = (
-            to_json({"index": index, "id": self.ids[index], **delta.about}, logprobs=delta.logprobs(count))
-            for index, delta in pieces
+            to_json(
+                {"index": i, "id": self.ids[i], "text": delta.text, "finish_reason": delta.finish_reason},
+                logprobs=delta.logprobs(count),
+            )
+            for i, delta in pieces
         )
         return to_json(content, choices=b"[" + b",".join(choices) + b"]")

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..mistake import shortened
-from .answers import Answer, ClientGone, Service, check_ids
+from .answers import Answer, Service, check_ids
 from .requests import Completion, Detokenize, Refused, Tokenize, form_error
 from .scores import token_name
 
@@ -49,7 +49,6 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         Refused: _refused,
         HTTPException: _http_error,
         ValidationError: _form_error,
-        ClientGone: _client_gone,
         ClientDisconnect: _client_gone,
         Exception: _mistake,
     }.items():

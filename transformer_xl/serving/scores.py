@@ -37,10 +37,6 @@ class Delta:
             mine = self.scores.setdefault(name, bytearray())
             mine += b"," * bool(mine) + values
 
-    @property
-    def about(self) -> dict[str, object]:
-        return {"text": self.text, "finish_reason": self.finish_reason}
-
     def logprobs(self, count: int | None) -> bytes:
         """OpenAI's `logprobs` as JSON."""
         if count is None:
