@@ -383,12 +383,12 @@ class TransformerXL(nn.Module):
         if half is not None:
             copied.softmax = deepcopy(copied.softmax, dict(kept))
             copied.softmax.tied = False
-            linear = (module for module in copied.modules() if isinstance(module, nn.Linear))
-            for module in (*linear, copied.softmax, copied.embedding.projections):
-                for owner in module.modules():
-                    for name, p in list(owner.named_parameters(recurse=False)):
-                        if p.dtype == torch.float32 and not (owner is copied.softmax and name.endswith("bias")):
-                            setattr(owner, name, nn.Parameter(p.detach().to(half), requires_grad=False))
+            owners = [part for each in copied.modules() if isinstance(each, nn.Linear) for part in each.modules()]
+            owners += [*copied.softmax.modules(), *copied.embedding.projections.modules()]
+            for owner in owners:
+                for name, p in list(owner.named_parameters(recurse=False)):
+                    if p.dtype == torch.float32 and not (owner is copied.softmax and name.endswith("bias")):
+                        setattr(owner, name, nn.Parameter(p.detach().to(half), requires_grad=False))
         for module in copied.modules():
             if isinstance(module, RelativeMultiheadAttention):
                 module.backend = "auto"
