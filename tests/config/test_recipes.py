@@ -231,6 +231,11 @@ def test_overrides_are_separated_from_other_words_by_the_types_of_settings():
     assert overrides == words(asked)
 
 
+def test_settings_of_the_first_release_are_still_read():
+    file = Path(__file__).parents[1] / "golden" / "config-0.1.0.toml"
+    assert load_recipe(str(file)).train.max_steps == tomllib.loads(file.read_text())["train"]["max_steps"] == 2000
+
+
 def test_all_problems_of_file_and_command_line_are_reported_at_once(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text(

@@ -50,6 +50,8 @@ REFUSALS = (
     "--model.matches 3 | --model.ngram-dropout 0.5",
     "--model.matches 3 | --model.ngram-rows 99",
     "--model.ngrams 2 | --model.ngram-dropout 1",
+    "--train.ngram-lr-ratio 3",
+    "--model.ngrams 2 | --train.ngram-lr-ratio 0",
     "--model.untie-r --model.share-position-projection",
     "--model.kind lstm --model.untie-r",
     "--model.gate gru | --model.gate-bias 101",

@@ -157,6 +157,17 @@ def test_a_column_that_is_none_is_refused(tmp_path: Path) -> None:
         opened(written("a.jsonl", tmp_path, two), "none")
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "file/a.arrow", "stream/a.arrow"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_cut_table_is_refused(name: str, share: float, tmp_path: Path) -> None:
+    file = written(name, tmp_path)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(Mistake, match=r"a\.(parquet|arrow) (is not a sound|cannot be read as a table)") as error:
+        opened(file)
+    assert "\n" not in str(error.value)
+
+
 def test_without_pyarrow_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written("a.parquet", tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -346,6 +346,10 @@ class TestRun:
             ({"sliding": 1, "mem_len": (8,)}, "--sliding reads windows without memory: leave out"),
             ({"sliding": 1, "same_length": True}, "--sliding reads windows without memory: leave out"),
             ({"sliding": 1, "attn_len": (3,)}, "--sliding reads windows without memory: leave out"),
+            (
+                {"dynamic": "sgd", "precision": "fp16"},
+                "--precision must be auto, fp32 or bf16 with --dynamic",
+            ),
             ({"dynamic_lr": 0.1}, "--dynamic-lr needs --dynamic sgd or rms"),
             ({"dynamic": "sgd", "dynamic_epsilon": 0.1}, "--dynamic-epsilon needs --dynamic rms"),
             ({"dynamic": "rms", "dynamic_epsilon": 0.0}, "--dynamic-epsilon must be above 0"),

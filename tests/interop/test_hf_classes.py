@@ -176,3 +176,14 @@ def vectors_of(model: TransformerXLForSequenceClassification) -> TransformerXLMo
     other = TransformerXLModel(model.config).eval()
     other.model = model.model
     return other
+
+
+def test_a_number_has_the_squared_error_and_several_labels_have_theirs(folder):
+    ids, one = text(2, 6), classifier(folder, num_labels=1)
+    found = one(ids, labels=torch.tensor([1.5, -2.0], dtype=torch.float64))
+    torch.testing.assert_close(found.loss, ((found.logits[:, 0] - torch.tensor([1.5, -2.0])) ** 2).mean())
+    several = classifier(folder, problem_type="multi_label_classification")
+    wanted = torch.tensor([[1.0, 0, 1], [0, 1, 1]], dtype=torch.float64)
+    found = several(ids, labels=wanted)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(found.logits, wanted)
+    torch.testing.assert_close(found.loss, expected)

@@ -261,6 +261,15 @@ def test_offsets_are_those_of_the_text_that_was_sent() -> None:
     assert offsets[:-1] == [prompt.index(name) for name in names[:-1]] and offsets[-1] >= len(prompt)
 
 
+@pytest.mark.parametrize("unit", ["byte", "char"])
+def test_offsets_skip_line_ends_that_the_model_does_not_read(unit: Any) -> None:
+    vocab = Vocab.build(unit, ["ab\u00e9c"], newlines="drop")
+    with live_server(language_model(vocab)) as live:
+        answer = live.post(prompt="\na\n\u00e9\n", max_tokens=1, echo=True, logprobs=0)["choices"][0]
+    expected = [1, 3, 5] if unit == "char" else [1, 3, 3, 5]
+    assert answer["logprobs"]["text_offset"] == expected
+
+
 @pytest.mark.parametrize("prompt", [[97, 195], [195], [97, 0xE7, 0x95]])
 def test_a_prompt_of_ids_may_end_inside_a_character(live: Live, prompt: list[int]) -> None:
     """What is written after it completes the character; without an answer its mark is in the echo alone."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from small_models import BASELINES
 from tiny_runs import without_clock
 from torch import Tensor
@@ -35,6 +36,7 @@ from transformer_xl.run.checkpoint import load_config, load_training, load_weigh
 from transformer_xl.run.folder import Run
 from transformer_xl.run.metrics import Metrics
 from transformer_xl.run.parts import read_header
+from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import loop
 from transformer_xl.train.choices import choices, resolve_settings
@@ -578,3 +580,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_pat
     with pytest.raises(Mistake, match="must be one that can serve here, got triton"):
         fit(model, corpus, replace(config, train=replace(TRAIN, backend="triton")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_two_fits_do_not_share_a_folder(corpus, tmp_path):
+    model, config = start()
+    with FileLock(tmp_path / LOCK), pytest.raises(BlockingIOError, match="in use by another process"):
+        fit(model, corpus, config, tmp_path)

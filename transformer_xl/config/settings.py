@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .problems import Checked, Problem, out_of_bounds
-from .shape import RECURRENT, TransformerXLConfig
+from .shape import RECURRENT, TransformerXLConfig, needs
 
 _LONGEST, _HIGHEST = 1 << 31, 10**30
 
@@ -152,6 +152,8 @@ class TrainConfig(Checked):
     embedding_lr_ratio: float = 1.0
     """Factor on the learning rate of the embedding tables. It does not apply to the final rate of the cosine and linear
     schedules."""
+    ngram_lr_ratio: float = 10.0
+    """The same factor for the table of n-grams and matches, whose Adagrad needs ten times the rate of Adam or Muon."""
     average_from: int = 0
     """Step at which the schedule ends and a running average of the weights begins. From then on the average is scored
     and saved. 0: no average."""
@@ -200,9 +202,9 @@ class TrainConfig(Checked):
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
         yield from out_of_bounds(self, *counts, least=1)
         yield from out_of_bounds(self, *steps, *rates, least=0)
-        yield from out_of_bounds(self, "embedding_lr_ratio", above=0)
+        yield from out_of_bounds(self, "embedding_lr_ratio", "ngram_lr_ratio", above=0)
         yield from out_of_bounds(self, "min_lr_ratio", "momentum", "betas", least=0, below=1)
-        yield from out_of_bounds(self, *rates, "embedding_lr_ratio", most=_HIGHEST)
+        yield from out_of_bounds(self, *rates, "embedding_lr_ratio", "ngram_lr_ratio", most=_HIGHEST)
         yield from _context_problems(self)
         yield from out_of_bounds(self, "short_share", least=0, below=1)
         for name in ("tgt_len", "mem_len") if self.short_share else ():
@@ -301,6 +303,9 @@ class RunConfig(Checked):
             if getattr(self.model, name):
                 sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
                 yield Problem((f"model.{name}", "train.parallel"), sentence)
+        if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_sizes:
+            parts = ("model.ngrams", "model.matches")
+            yield Problem(("train.ngram_lr_ratio", *parts), needs(*parts))
 
     def _problems_of_recurrent(self) -> Iterator[Problem]:
         for section in ("train", "eval") if self.model.base_kind in RECURRENT else ():

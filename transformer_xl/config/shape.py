@@ -127,9 +127,7 @@ class TransformerXLConfig(Checked):
                 yield Problem((name,), f"{{}} must increase from at least 1 to at most 64, got {list(given)}.")
         for name, parts in _OF_PARTS.items():
             if getattr(self, name) != getattr(TransformerXLConfig, name) and not any(getattr(self, x) for x in parts):
-                models = " or ".join("{}" for _ in parts)
-                sentence = f"{{}} is for models with {models}, for example 2 3 4. Otherwise leave it out."
-                yield Problem((name, *parts), sentence)
+                yield Problem((name, *parts), needs(*parts))
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield Problem(("d_model",), sentence)
@@ -205,6 +203,11 @@ _OF_PARTS = {
     "match_window": ("matches",),
 }
 """Settings that only models with n-grams or matches use."""
+
+
+def needs(*parts: str) -> str:
+    """The sentence that refuses a setting because the model has none of these parts."""
+    return f"{{}} is for models with {' or '.join('{}' for _ in parts)}, for example 2 3 4. Otherwise leave it out."
 
 
 KINDS = ("transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn")

@@ -218,6 +218,9 @@ def read_text(file: str) -> bytes:
     """The bytes of a file, or of standard input for "-"."""
     if file == "-":
         return sys.stdin.buffer.read()
-    if not file:
-        raise FileNotFoundError("There is no file ''. Give a text file, or - for standard input.")
+    if file and Path(file).is_dir():
+        raise Mistake(f"{file} is a folder. Name one of its files.")
+    if not file or not plain_file(Path(file)).exists():
+        name = printable(file) or "''"
+        raise FileNotFoundError(f"There is no file {name}. Give a text file, or - for standard input.")
     return read_file(Path(file))

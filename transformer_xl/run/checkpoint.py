@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -137,7 +138,7 @@ def load_training(folder: str | Path) -> TrainingState:
 
 
 def _refuse_absurd(config: RunConfig, folder: Path) -> None:
-    """Refuse sizes that need more than the file of weights holds, before memory is taken."""
+    """Refuse settings that need more than the file of weights holds, or this machine has, before memory is taken."""
     path, model = folder / "model.safetensors", config.model
     size = path.stat().st_size
     needed = model.n_layer * min(model.d_model, model.d_inner)  # less than they hold: to build many layers takes time
@@ -147,6 +148,16 @@ def _refuse_absurd(config: RunConfig, folder: Path) -> None:
     if needed > size:
         with parts.name_damage(path):
             raise Mistake("config.json has sizes of more weights")
+    lengths = max(config.eval_lengths.mem_len, config.train.mem_len) if model.zero_memory else 0
+    memory = 4 * model.n_layer * lengths * model.d_model
+    if not hasattr(os, "sysconf"):  # Windows
+        return
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if memory > machine:
+        raise Mistake(
+            f"{folder / 'config.json'} asks for {memory:,} bytes of memory (zero_memory and mem_len), and this machine "
+            f"has {machine:,}. Give a smaller mem_len there."
+        )
 
 
 def load_config(folder: str | Path) -> RunConfig:

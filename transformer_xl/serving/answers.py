@@ -23,7 +23,7 @@ from ..mistake import Mistake, shortened
 from .engine import Engine
 from .jobs import Ended, Event, Failed, Job, Scored, Wrote, has_room
 from .requests import Completion, Limits, Refused
-from .scores import Delta, TokenScores, as_json, to_json, token_name, whole_characters, word_starts
+from .scores import Delta, TokenScores, as_json, to_json, token_name, token_starts, whole_characters
 from .sessions import Past, Sessions, reach_of, shorter_memory
 
 FEW = 4
@@ -148,7 +148,7 @@ class Service:
         text = None
         if echo:
             text = given if isinstance(given, str) else whole_characters(vocab, ids, before)
-        return Prompt([*before[-1:], *ids], not before, text, word_starts(vocab, given))
+        return Prompt([*before[-1:], *ids], not before, text, token_starts(vocab, given, ids))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Raises `Refused` if it cannot be read, or is too long."""
@@ -292,7 +292,7 @@ class Answer:
         scores = self._read[number]
         scores.offset = len(whole_characters(self.service.vocab, prompt.ids[:1]))
         names = [token_name(self.service.vocab, prompt.ids[0])]
-        return Delta(prompt.echo, as_json(names, [None], [None], [0]))
+        return Delta(prompt.echo, as_json(names, [None], [None], prompt.starts[:1] or [0]))
 
     def _take(self, number: int, event: Event, found: defaultdict[int, Delta]) -> None:
         """Add an event of prompt `number` to what was found of its choices."""

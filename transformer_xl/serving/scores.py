@@ -81,11 +81,19 @@ def whole_characters(vocab: Vocab, ids: Sequence[int], before: Sequence[int] = (
     return decoder.decode(vocab.decode_bytes(ids))
 
 
-def word_starts(vocab: Vocab, prompt: str | list[int]) -> list[int]:
-    """Where each word begins in a text, whose spaces the vocabulary does not keep. Empty for other units and ids."""
-    if vocab.unit != "word" or not isinstance(prompt, str):
+def token_starts(vocab: Vocab, prompt: str | list[int], ids: list[int]) -> list[int]:
+    """Where each token begins in a text, if the vocabulary does not keep its spaces or line ends. Otherwise, and for a
+    prompt of ids, empty."""
+    if not isinstance(prompt, str) or not ids or (vocab.unit != "word" and vocab.newlines != "drop"):
         return []
-    return [word.start() for word in re.finditer(r"\S+" if vocab.line_end is None else r"\n|\S+", prompt)]
+    if vocab.unit == "word":
+        return [word.start() for word in re.finditer(r"\S+" if vocab.line_end is None else r"\n|\S+", prompt)]
+    kept = [i for i, character in enumerate(prompt) if character != "\n"]
+    if vocab.unit == "char":
+        return kept
+    of_bytes = [i for i in kept for _ in prompt[i].encode("utf-8", "surrogatepass")]
+    sizes = [len(vocab.token_bytes[token]) for token in ids]
+    return [of_bytes[start] for start in np.cumsum([0, *sizes[:-1]])]
 
 
 def as_json(*lists: list[Any]) -> dict[str, bytearray]:

@@ -15,8 +15,6 @@ from torch.distributed.tensor import DTensor
 from ..config.settings import TrainConfig
 
 NGRAM_TABLE = "ngrams.table.weight"
-NGRAM_RATE = 10.0
-"""Adagrad needs ten times the rate of Adam or Muon."""
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -51,7 +49,7 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
         optimizers.append(adam(groups, config.lr, config.betas, config.epsilon, weight_decay=decay, fused=True))
     if table is not None:
         torch.sparse.check_sparse_tensor_invariants.disable()  # the default, but Adagrad warns unless it is chosen
-        optimizers.append(torch.optim.Adagrad([{"params": [table], "ratio": NGRAM_RATE}]))
+        optimizers.append(torch.optim.Adagrad([{"params": [table], "ratio": config.ngram_lr_ratio}]))
     return optimizers
 
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
 from ..config.settings import TrainConfig
 from ..data.loader import Segment, StreamLoader
@@ -260,7 +260,7 @@ class Trainer:
             self.skipped = self.skipped + 1 if result.skipped else 0
         self.step += 1
         if self.config.average_from and self.step > self.config.average_from and not result.skipped:
-            self.average = self.average or AveragedModel(self.model)
+            self.average = self.average or AveragedModel(self.model, multi_avg_fn=get_swa_multi_avg_fn())
             self.average.update_parameters(self.model)
         seconds = time.perf_counter() - start
         self.seconds += seconds
@@ -319,7 +319,7 @@ class Trainer:
         if self.config.precision == "fp16":
             self.scale = LossScale(**state.scalars["scale"])
         if "averaged" in state.scalars:
-            self.average = AveragedModel(self.model)
+            self.average = AveragedModel(self.model, multi_avg_fn=get_swa_multi_avg_fn())
             self.average.n_averaged.fill_(state.scalars["averaged"])
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
         moments: dict[Tensor, dict[str, Tensor]] = {weight: {} for weight in weights.values()}

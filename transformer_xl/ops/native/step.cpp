@@ -52,7 +52,7 @@ struct Team {
 
 // ---- A call -----------------------------------------------------------------------------------------------------
 
-// The tensors of a layer, in the order of model/native.py. Only models with QK-norm have a gain.
+// The tensors of a layer, in the order of model/kernels.py. Only models with QK-norm have a gain.
 enum Name {
   NORM, NORM_BIAS, QKV, OUTPUT, NEXT_NORM, NEXT_NORM_BIAS, INNER, INNER_BIAS, OUTER, OUTER_BIAS,
   TABLE, CONTENT_BIAS, POSITION_BIAS, GAIN
