@@ -127,11 +127,11 @@ def check_seal(path: Path) -> None:
         raise Mistake(f"its checksum is not the one in {SEAL}; remove that file if you changed this one on purpose")
 
 
-def digest_of(path: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file's content, in hexadecimal digits."""
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits."""
     with plain_file(path).open("rb") as file:
         try:
-            return hashlib.file_digest(file, algorithm).hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:  # the error of a bad disk names no file
             error.filename = str(path)
             raise
