@@ -110,8 +110,10 @@ def without_padding(out: Float[Tensor, "H B T K"], memory: int, mask: Mask) -> F
 
 
 def hide_scores(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> Float[Tensor, "H B T S"]:
-    """The scores with half of the lowest number of their dtype where they are hidden: changed in place, except in a
-    transform of torch.func, so use the result. `memory` keys are before the first query's own."""
+    """Set hidden scores to half of the lowest number of their dtype. `memory` keys are before the first query's own.
+
+    It changes the scores in place, but not in a transform of torch.func, so use the result.
+    """
     # Half of it, because the content score is added, and -inf in a whole row has no gradient.
     lowest = torch.finfo(shifted.dtype).min / 2
     if torch._C._are_functorch_transforms_active():  # vmap may have many masks for the same scores
