@@ -19,7 +19,7 @@ from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..ops.masks import next_multiple
 from .attention import Positions
-from .memory import Memory, cat_tokens, reset_tokens
+from .memory import Memory, cat_tokens, reset_counts, reset_tokens
 from .modules import Keys, Queries, Valid, Vectors, as_marks
 
 
@@ -181,8 +181,7 @@ class KVCache:
         self.spent = True
         tokens = reset_tokens(self.tokens, marked)
         if self.zero_kv is None:
-            valid = torch.where(marked, self.counts.clamp(max=0), self.counts)  # padding stays padding
-            return replace(self, valid=valid, tokens=tokens, spent=False)
+            return replace(self, valid=reset_counts(self.counts, marked), tokens=tokens, spent=False)
         for kv, zeros in zip(self._live(), self.zero_kv, strict=True):
             kv[marked] = zeros
         return replace(self, tokens=tokens, spent=False)

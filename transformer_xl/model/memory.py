@@ -96,8 +96,7 @@ class Memory(NamedTuple):
         if self.zero_filled:
             layers = tuple(x.masked_fill(marked[:, None, None], 0) for x in self.layers)
             return Memory(layers, self.valid, True, tokens)
-        valid = torch.where(marked, self.counts.clamp(max=0), self.counts)  # padding stays padding
-        return Memory(self.layers, valid, False, tokens)
+        return Memory(self.layers, reset_counts(self.counts, marked), False, tokens)
 
 
 torch.serialization.add_safe_globals([Memory])  # so that `torch.load` reads a saved memory
@@ -112,6 +111,11 @@ def first_keys(memory: int, valid: Valid, begins: Bool[Tensor, "B T"] | None) ->
     own = torch.arange(memory, memory + begins.shape[1], device=begins.device)
     first = running_max(own.where(begins, 0))
     return first if start is None else torch.maximum(first, start)
+
+
+def reset_counts(counts: Int[Tensor, " B"], rows: Bool[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """The counts of a state after the marked rows are emptied. Padding of a later text stays padding."""
+    return torch.where(rows, counts.clamp(max=0), counts)
 
 
 def reset_tokens(tokens: Int[Tensor, "B L"] | None, rows: Bool[Tensor, " B"]) -> Int[Tensor, "B L"] | None:

@@ -112,7 +112,7 @@ def without_padding(out: Float[Tensor, "H B T K"], memory: int, mask: Mask) -> F
 def hide_scores(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> Float[Tensor, "H B T S"]:
     """Set hidden scores to half of the lowest number of their dtype. `memory` keys are before the first query's own.
 
-    It changes the scores in place, but not in a transform of torch.func, so use the result.
+    Use the result: in a transform of torch.func the scores do not change in place.
     """
     # Half of it, because the content score is added, and -inf in a whole row has no gradient.
     lowest = torch.finfo(shifted.dtype).min / 2
