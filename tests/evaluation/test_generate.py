@@ -26,6 +26,7 @@ from transformer_xl.evaluation.generate import (
     stream_text,
 )
 from transformer_xl.mistake import Mistake
+from transformer_xl.model.step import Step
 
 GREEDY = Sampling(temperature=0)
 LENGTHS = Lengths(tgt_len=5, mem_len=7)
@@ -221,6 +222,16 @@ def test_one_token_at_a_time_equals_one_call_over_the_whole_text():
     with torch.no_grad():
         log_probs, _ = model.log_probs(text[None, :-1], None, lengths)
     assert log_probs[0, 12:].argmax(-1).tolist() == new
+
+
+def test_a_memory_longer_than_the_text_costs_nothing(monkeypatch):
+    def step_state(model, past, lengths):  # steps even where the kernel in C++ cannot run
+        return past if isinstance(past, Step) else Step(model, past, lengths)
+
+    monkeypatch.setattr("transformer_xl.evaluation.generate.step_state", step_state)
+    model, prompts = transformer(), [prompt(12)]
+    whole, longest = Lengths(tgt_len=5, mem_len=40), Lengths(tgt_len=5, mem_len=1 << 31)
+    assert ids_of_rows(model, prompts, GREEDY, 9, longest) == ids_of_rows(model, prompts, GREEDY, 9, whole)
 
 
 def test_prompts_without_padding_support_are_read_separately():

@@ -9,7 +9,7 @@ import codecs
 import math
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -190,6 +190,9 @@ def stream(
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
     tensors = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
     inputs = pad_sequence(tensors, batch_first=True, padding_side="left")
+    if state is None and model.takes_padding:  # otherwise zeros before the row count: a longer memory has more of them
+        most = max(inputs.shape[1] + max_tokens, (lengths.attn_len or 1) - 1)
+        lengths = replace(lengths, mem_len=min(lengths.mem_len, most))  # a step allocates its memory whole
     for _ in range(max_tokens):
         if past is None:
             log_probs, past = read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision, state)
