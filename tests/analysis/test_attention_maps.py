@@ -233,6 +233,30 @@ def test_attention_to_the_third_token_before_is_found():
     assert seen.top().sum(-1).tolist() == [[2]] * 3 and seen.top()[..., -4].all()
 
 
+def test_what_only_late_layers_or_matches_reach_is_read_before_a_token():
+    ids = text(1, 90)[0].numpy()
+    models = [small_model(n_layer=4), small_model(n_layer=2, matches=(1,), match_window=50, ngram_width=6)]
+    for model, call in zip(models, [Lengths(tgt_len=7, mem_len=3), Lengths(tgt_len=4, mem_len=6)], strict=True):
+        memory = None
+        for part in torch.from_numpy(ids[None, :80]).split(call.tgt_len, dim=1):
+            _, memory = model.hidden(part, memory, call)
+        _, found, _ = attended(model, torch.from_numpy(ids[None, 80:81]), memory, call)
+        expected = np.stack([maps.probability[0, 0, :, 0].flip(-1) for maps, _ in found])
+        np.testing.assert_allclose(position_attention(model, ids, 80, call).probability, expected, atol=1e-12)
+
+
+def test_context_that_is_read_again_is_seen():
+    model, ids, call = small_model(), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=0)
+    seen = position_attention(model, ids, 30, call, context_len=9)
+    assert seen.ids.tolist() == ids[21:31].tolist()
+    _, found, _ = attended(model, torch.from_numpy(ids[None, 21:31]), None, call)
+    for layer, (maps, _) in enumerate(found):
+        np.testing.assert_allclose(seen.probability[layer], maps.probability[0, 0, :, -1].flip(-1), atol=1e-12)
+    loader = StreamLoader(ids, batch_size=1, tgt_len=4, context_len=9)
+    average = average_attention(model, loader, call, context_len=9)
+    assert average.queries == 39 and average.counts.nonzero()[0].max() == 12
+
+
 @pytest.mark.parametrize(("position", "start"), [(1, 0), (4, 0), (30, 0), (30, 27)])
 def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, start: int):
     """Tokens that the layers cannot reach make no difference."""

@@ -161,6 +161,16 @@ def test_line_ends_surround_a_line_if_the_vocabulary_has_them(vocab, line, conte
     assert math.isclose(score.nats, nll_of(model, text).sum(), rel_tol=1e-6)
 
 
+@pytest.mark.parametrize("changes", [{}, {"kind": "vaswani"}], ids=["distances", "positions from the start"])
+def test_lines_read_the_context_again_as_an_evaluation_does(changes):
+    model, lines, call = small_model(**changes), ["ab" * 9, "cabbage", "a"], Lengths(tgt_len=4, mem_len=0)
+    chars = Vocab.build("char", ["abcdefghijklmnopqrstuv\n"])
+    for line, score in zip(lines, score_lines(model, chars, lines, call, context_len=6), strict=True):
+        ids = chars.encode(f"\n{line}\n")
+        loader = StreamLoader(ids, batch_size=1, tgt_len=4, context_len=6)
+        assert score.nats == pytest.approx(evaluate(model, loader, call).nats)
+
+
 def test_lines_may_include_their_line_ends():
     model = TableModel(256)
     plain = score_lines(model, BYTES, ["one", "two"], LENGTHS)

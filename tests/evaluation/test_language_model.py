@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from small_models import small_model
 
 from transformer_xl import LanguageModel, TransformerXLConfig
-from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
+from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.mistake import Mistake
@@ -164,6 +165,13 @@ def test_what_training_limited_can_be_switched_off():
     free = model.with_lengths(clamp_len=None, attn_len=None)
     assert free.config.eval_lengths == Lengths(tgt_len=5, mem_len=6)
     assert model.with_lengths(mem_len=2).config.eval_lengths == Lengths(tgt_len=5, mem_len=2, clamp_len=2)
+
+
+def test_a_memory_replaces_the_context_that_is_read_again():
+    model = language_model(lengths={"tgt_len": 2, "mem_len": 0, "context_len": 3})
+    model = model._replace(config=replace(model.config, eval=EvalConfig(mem_len=0, context_len=3)))
+    found = model.with_lengths(mem_len=4)
+    assert found.config.writing_lengths(found.config.eval_lengths) == Lengths(tgt_len=2, mem_len=4)
 
 
 def test_a_change_of_the_model_changes_its_scores():

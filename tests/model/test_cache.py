@@ -101,14 +101,17 @@ def test_a_call_without_tokens_changes_nothing(kind: dict) -> None:
                 step(model, none, state, call)
 
 
-def test_more_zeros_than_the_cache_has_are_refused() -> None:
-    """They are attended to, so a cache without them has other numbers."""
-    model = small_model(zero_memory=True)
-    told = r"mem_len must be at most 3 with zero_memory, .* got 5\. Make one"
-    with pytest.raises(Mistake, match=told):
-        step(model, text(1, 2), empty(model, 1, lengths(3)), lengths(5))
-    with pytest.raises(Mistake, match=told):
-        VectorStep(model.backbone, empty(model, 1, lengths(3)), lengths(5))
+@torch.no_grad()
+def test_a_cache_grows_by_zeros_that_count_as_a_memory_does() -> None:
+    model, before, after = small_model(zero_memory=True), text(2, 4), text(2, 5, seed=1)
+    memory = step(model, before, model.empty_memory(2, lengths(3)), lengths(3))[1]
+    cache = step(model, before, empty(model, 2, lengths(3)), lengths(3))[1]
+    expected, grown = step(model, after, memory, lengths(9))[0], cache.fork()
+    torch.testing.assert_close(step(model, after, grown, lengths(9))[0], expected)
+    with pytest.raises(RuntimeError, match="has used this KVCache"):
+        step(model, after, grown, lengths(9))
+    one = VectorStep(model.backbone, cache, lengths(9))
+    torch.testing.assert_close(one(model.embedding(after[:, :1])), expected[:, 0])
 
 
 def test_nothing_grows_after_the_window_is_full() -> None:

@@ -178,12 +178,19 @@ class AverageAttention:
 
 
 def average_attention(
-    model: TransformerXL, loader: Iterable[Segment], lengths: Lengths, *, precision: str = "fp32", block: int = BLOCK
+    model: TransformerXL,
+    loader: Iterable[Segment],
+    lengths: Lengths,
+    *,
+    context_len: int = 0,
+    precision: str = "fp32",
+    block: int = BLOCK,
 ) -> AverageAttention:
-    """The average over all queries whose target is scored; `memory` continues from segment to segment."""
+    """The average over all queries whose target is scored; the memory continues from segment to segment. A `loader`
+    without memory may repeat `context_len` tokens before each segment."""
     device = next(model.parameters()).device
     shape = (len(attending_layers(model)), model.config.n_head)
-    reach = lengths.mem_len + lengths.tgt_len if lengths.attn_len is None else lengths.attn_len
+    reach = lengths.attn_len or lengths.mem_len + context_len + lengths.tgt_len
     host = sums_on(device)
     memory: Memory | None = None
     sums = torch.zeros(len(KINDS), *shape, reach, dtype=torch.float64, device=host)
@@ -256,14 +263,16 @@ def position_attention(
     position: int,
     lengths: Lengths,
     *,
+    context_len: int = 0,
     precision: str = "fp32",
     start: int = 0,
 ) -> PositionAttention:
-    """Attention of `ids[position]` in all layers and heads, after all tokens since `start` that can reach it.
+    """Attention of `ids[position]` in all layers and heads, as if all tokens since `start` were read before it; without
+    a memory, the `context_len` tokens before it are.
 
     Zeros before a text (`zero_memory`) are not tokens and are left out.
     """
-    [probability] = _attention_after(model, ids[: position + 1], position, lengths, precision, start)
+    [probability] = _attention_after(model, ids[: position + 1], position, lengths, precision, start, context_len)
     probability = probability[..., ::-1]
     columns = min(probability.shape[-1], position + 1 - start)
     return PositionAttention(
@@ -293,26 +302,37 @@ def targets_attention(
 
 @torch.no_grad()
 def _attention_after(
-    model: TransformerXL, ids: Integer[np.ndarray, " L"], position: int, lengths: Lengths, precision: str, start: int
+    model: TransformerXL,
+    ids: Integer[np.ndarray, " L"],
+    position: int,
+    lengths: Lengths,
+    precision: str,
+    start: int,
+    context_len: int = 0,
 ) -> list[Float[np.ndarray, "N H S"]]:
-    """The attention by distance of each token from `position` on, which are one segment; before it the tokens since
-    `start` that can reach it are read."""
+    """The attention by distance of each token from `position` on, which are one segment; before it, segments since
+    `start` that can reach it are read, or `context_len` tokens with it."""
     device = next(model.parameters()).device
     reader = model.for_inference(precision)
     tokens = torch.from_numpy(ids.astype(np.int64))[None].to(device)
-    start = max(start, position - (len(attending_layers(model)) * lengths.mem_len + lengths.tgt_len))
+    reach = len(attending_layers(model)) * (lengths.mem_len + lengths.tgt_len)
+    reach += 0 if model.ngrams is None else model.ngrams.reach
+    start += max(position - reach - start, 0) // lengths.tgt_len * lengths.tgt_len
+    first = max(position - context_len, start)
     memory = reader.empty_memory(1, lengths)
     found: list[list[Float[np.ndarray, "H S"]]] = [[] for _ in range(len(ids) - position)]
 
     def add(maps: Maps) -> None:
-        for query, probability in enumerate(maps.probability[0, 0].double().cpu().numpy().swapaxes(0, 1), maps.first):
-            found[query].append(probability)
+        queries = maps.probability[0, 0].double().cpu().numpy().swapaxes(0, 1)
+        for query, probability in enumerate(queries, first + maps.first - position):
+            if query >= 0:
+                found[query].append(probability)
 
     with autocast(precision, device):
-        for first in range(start, position, lengths.tgt_len):
-            _, memory = reader.hidden(tokens[:, first : min(first + lengths.tgt_len, position)], memory, lengths)
+        for begin in range(start, first, lengths.tgt_len):
+            _, memory = reader.hidden(tokens[:, begin : min(begin + lengths.tgt_len, first)], memory, lengths)
         with watch_attention(reader, add):
-            reader.hidden(tokens[:, position:], memory, lengths)
+            reader.hidden(tokens[:, first:], memory, lengths)
     return [np.stack(layers) for layers in found]
 
 

@@ -73,15 +73,18 @@ class Attention:
         tokens = min(self.max_tokens or len(ids), len(ids))
         positions = self.positions or (tokens // 2,)
         rows = _streams(tokens, config.eval.batch_size, lengths)
-        loader = StreamLoader(split, batch_size=rows, tgt_len=lengths.tgt_len, max_tokens=self.max_tokens)
+        again = config.context_len(lengths)
+        loader = StreamLoader(
+            split, batch_size=rows, tgt_len=lengths.tgt_len, max_tokens=self.max_tokens, context_len=again
+        )
         segments = report_progress(loader, "averaging")
-        average = attention.average_attention(loaded.model, segments, lengths, precision=precision)
+        average = attention.average_attention(loaded.model, segments, lengths, context_len=again, precision=precision)
         trained.refuse_infinite(average.sums, average.entropy)
         looks, targets = [], []
         for position in positions:
             start = int(documents[documents <= position][-1])
             end = int([*documents[documents > position], len(ids)][0])
-            look = partial(attention.position_attention, precision=precision, start=start)
+            look = partial(attention.position_attention, context_len=again, precision=precision, start=start)
             looks.append(look(loaded.model, ids, position, lengths))
             if lengths.mem_len and position > start:
                 segment = ids[: min(position + TARGETS, end)]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Integer
 
+    from ..data.vocab import Vocab
     from ..run.checkpoint import LoadedModel
 
 MOST_CONTEXT = 512
@@ -87,28 +88,31 @@ class Generate:
         assert sampling is not None, "what is refused has a problem"
         read = [read_text(p.removeprefix("@")) if p == "-" or p.startswith("@") else p for p in self.prompt]
         loaded = trained.load()
-        texts, following = _prompts(self, read, loaded), {}
-        if self.from_test is not None:
-            context, after = _test_text(self, trained.text(loaded.vocab, None, "test", "test").ids, loaded)
-            texts, following = [context], {"reference": _prompt_text(after)} if self.reference else {}
-        if unknown := loaded.vocab.unknown_in(texts, "the prompt"):
+        prompts, following = _prompts(self, read, loaded) or [""], {}
+        if unknown := loaded.vocab.unknown_in(prompts, "the prompt"):
             print(f"{unknown}.", file=sys.stderr)
-        texts = [text for text in texts or [""] for _ in range(self.n)]
+        texts = [_prompt_text(prompt) for prompt in prompts]
+        if self.from_test is not None:
+            context, after = _test_ids(self, trained.text(loaded.vocab, None, "test", "test").ids, loaded.vocab)
+            prompts, texts = [context], [loaded.vocab.decode(context)]
+            following = {"reference": loaded.vocab.decode(after)} if self.reference else {}
+        prompts = [prompt for prompt in prompts for _ in range(self.n)]
+        texts = [text for text in texts for _ in range(self.n)]
         lengths = config.writing_lengths(found[0])
         pieces = stream_text(
-            loaded.model, loaded.vocab, texts, lengths, sampling, self.max_tokens, precision=trained.precision
+            loaded.model, loaded.vocab, prompts, lengths, sampling, self.max_tokens, precision=trained.precision
         )
         streams = len(texts) == 1 and not self.json and not self.reference
         written = _write(texts, pieces, self, streams=streams)
         if streams:
             return
-        for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
+        for number, (shown, text) in enumerate(zip(texts, written, strict=True), start=1):
             if self.json:
-                print(json.dumps({"prompt": _prompt_text(prompt), "text": text} | following))
+                print(json.dumps({"prompt": shown, "text": text} | following))
             elif following:
-                _show_beside(_prompt_text(prompt), text, following["reference"])
+                _show_beside(shown, text, following["reference"])
             else:
-                print(f"--- {number} ---\n{_prompt_text(prompt)}{text}")
+                print(f"--- {number} ---\n{shown}{text}")
 
 
 def _show_beside(context: str, text: str, reference: str) -> None:
@@ -119,13 +123,11 @@ def _show_beside(context: str, text: str, reference: str) -> None:
     print("\n".join(f"{left:{width}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")))
 
 
-def _write(
-    prompts: Sequence[str | bytes], pieces: Iterator[tuple[int, str]], options: Generate, *, streams: bool
-) -> list[str]:
+def _write(prompts: Sequence[str], pieces: Iterator[tuple[int, str]], options: Generate, *, streams: bool) -> list[str]:
     """The text after each prompt. If it `streams`, the single one is printed while it is generated."""
     written = [""] * len(prompts)
     if streams:
-        print(_prompt_text(prompts[0]), end="", flush=True)
+        print(prompts[0], end="", flush=True)
     start = time.perf_counter()
     for row, text in pieces:
         written[row] += text
@@ -151,13 +153,13 @@ def _prompts(options: Generate, read: Sequence[str | bytes], loaded: LoadedModel
     return [text_of(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in named]
 
 
-def _test_text(
-    options: Generate, ids: Integer[np.ndarray, " L"], loaded: LoadedModel
-) -> tuple[str | bytes, str | bytes]:
+def _test_ids(
+    options: Generate, ids: Integer[np.ndarray, " L"], vocab: Vocab
+) -> tuple[Integer[np.ndarray, " N"], Integer[np.ndarray, " M"]]:
     """The context that `options` ask for, and as many tokens after it as are generated."""
     import numpy as np
 
-    ids, size = ids[len(loaded.vocab.opening_ids) :], options.from_test or 0
+    ids, size = ids[len(vocab.opening_ids) :], options.from_test or 0
     last = len(ids) - size - (options.max_tokens if options.reference else 0)
     if last < 0:
         raise Mistake(f"The test split has {len(ids):,} tokens, which is too few. Lower --from-test or --max-tokens.")
@@ -168,8 +170,7 @@ def _test_text(
             f"--at must be at most {last:,}, because the test split has {len(ids):,} tokens, got {start:,}. Lower it."
         )
     print(f"From token {start:,} of the test split, counted from 0.", file=sys.stderr)
-    decode = loaded.vocab.decode_bytes if loaded.vocab.unit == "byte" else loaded.vocab.decode
-    return decode(ids[start : start + size]), decode(ids[start + size : start + size + options.max_tokens])
+    return ids[start : start + size], ids[start + size : start + size + options.max_tokens]
 
 
 def _prompt_text(prompt: str | bytes) -> str:

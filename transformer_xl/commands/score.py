@@ -47,6 +47,7 @@ class Score:
             loaded.vocab,
             given,
             found[0],
+            context_len=loaded.config.context_len(found[0]),
             document_end=loaded.config.model.document_end,
             precision=trained.precision,
         )

@@ -29,6 +29,9 @@ from ..runtime.terminal import report_progress
 from .score import Reader, Scoring, State, device_of
 from .sliding import Sliding
 
+Prompt = str | bytes | Integer[np.ndarray, " n"]
+"""A text to continue, or the ids of its tokens."""
+
 
 @runtime_checkable
 class Writer(Scoring, Protocol):
@@ -274,7 +277,7 @@ def _read_tokens(
 def stream_text(
     model: Writer,
     vocab: Vocab,
-    prompts: Sequence[str | bytes],
+    prompts: Sequence[Prompt],
     lengths: Lengths,
     sampling: Sampling,
     max_tokens: int,
@@ -326,12 +329,13 @@ def generate(
     return texts
 
 
-def prompt_ids(vocab: Vocab, prompt: str | bytes, context: Context | None = None) -> Integer[np.ndarray, " n"]:
+def prompt_ids(vocab: Vocab, prompt: Prompt, context: Context | None = None) -> Integer[np.ndarray, " n"]:
     """The ids of a prompt, at least one. Before it come the last token of `context`, or the tokens that open a text.
 
     An empty prompt at the start is a line end, or the most frequent token (id 0) if the vocabulary has no line end.
     """
-    ids = np.concatenate([vocab.opening_ids if context is None else context.last, vocab.encode(prompt)])
+    own = prompt if isinstance(prompt, np.ndarray) else vocab.encode(prompt)
+    ids = np.concatenate([vocab.opening_ids if context is None else context.last, own])
     return ids if len(ids) else np.array([vocab.line_end or 0])
 
 

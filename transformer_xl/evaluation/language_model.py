@@ -75,6 +75,8 @@ class LanguageModel(LoadedModel):
         trained, mem_len = self.config.train.attn_len, lengths.get("mem_len")
         if trained is not None and mem_len is not None and self.config.eval.attn_len is None and trained > mem_len + 1:
             lengths = {"attn_len": None} | lengths
+        if mem_len:  # it replaces the context that segments read again
+            lengths = {"context_len": 0} | lengths
         off = {name: None for name in ("clamp_len", "attn_len") if lengths.get(name, 0) is None}
         train, scored = replace(self.config.train, **off), replace(self.config.eval, **lengths)
         found = self._replace(config=replace(self.config, train=train, eval=scored))

@@ -55,6 +55,7 @@ def score_lines(
     lines: Iterable[str | bytes],
     lengths: Lengths,
     *,
+    context_len: int = 0,
     document_end: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
     precision: str = "fp32",
@@ -63,15 +64,16 @@ def score_lines(
 
     The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
     token and the last target of each line. Without one (enwik8, newlines dropped) the first token is only context.
-    The id `document_end` counts no bytes. The first segment of a batch has about `batch_tokens` positions; at least
-    half of all positions are targets.
+    Without a memory, each segment reads the `context_len` tokens before it again. The id `document_end` counts no
+    bytes. The first segment of a batch has about `batch_tokens` targets; at least half of what is read for the first
+    time are targets.
     """
     tokens = [_frame_line(vocab, line, number) for number, line in enumerate(lines, start=1)]
     nats = torch.zeros(len(tokens), dtype=torch.float64)
     batches = list(_batches([len(ids) - 1 for ids in tokens], lengths.tgt_len, batch_tokens))
     with inference(model, precision) as reader:
         for batch in report_progress(batches, "scoring lines"):
-            nats[batch] = _score_batch(reader, [tokens[i] for i in batch], lengths)
+            nats[batch] = _score_batch(reader, [tokens[i] for i in batch], lengths, context_len)
     token_sizes = vocab.token_sizes(document_end)
     scored = [ids[1:] for ids in tokens]
     sizes = [None if token_sizes is None else int(token_sizes[ids].sum(dtype=np.int64)) for ids in scored]
@@ -100,17 +102,21 @@ def _batches(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterato
         first += len(batch)
 
 
-def _score_batch(model: Scoring, lines: list[Int[np.ndarray, " _"]], lengths: Lengths) -> Float[Tensor, " B"]:
+def _score_batch(
+    model: Scoring, lines: list[Int[np.ndarray, " _"]], lengths: Lengths, context_len: int
+) -> Float[Tensor, " B"]:
     """The nats of each line; the longest is first. Lines that have ended leave the batch."""
     device = device_of(model)
     nats = torch.zeros(len(lines), dtype=torch.float64, device=sums_on(device))
     state, rows = model.empty_cache(len(lines), lengths), len(lines)
     for start in range(0, len(lines[0]) - 1, lengths.tgt_len):
-        going = [torch.from_numpy(ids[start : start + lengths.tgt_len + 1]) for ids in lines if len(ids) - 1 > start]
+        first, end = max(start - context_len, 0), start + lengths.tgt_len + 1
+        going = [torch.from_numpy(ids[first:end]) for ids in lines if len(ids) - 1 > start]
         if len(going) < rows:
             rows = len(going)
             state = state.select(slice(rows))
         window = nn.utils.rnn.pad_sequence(going, batch_first=True, padding_value=-1).to(device)
         nll, state = model(window[:, :-1].clamp(min=0), window[:, 1:], state, lengths)
+        nll = nll[:, start - first :]
         nats[:rows] += nll.to(nats.device).sum(dim=1, dtype=torch.float64)
     return nats.cpu()

@@ -63,17 +63,16 @@ class KVCache:
     """The last tokens, as in `Memory`."""
 
     def grow_to(self, mem_len: int) -> KVCache:
-        """The cache itself, which already has the zeros of its `Lengths`.
-
-        Raises:
-            Mistake: more are asked for.
-        """
-        if self.zero_kv is not None and mem_len > self.length:
-            raise Mistake(
-                f"mem_len must be at most {self.length} with zero_memory, which the KVCache holds, got {mem_len}. Make "
-                "one for these lengths by `empty_cache`."
-            )
-        return self
+        """The cache, filled up to `mem_len` positions with zeros that count (`model.zero_memory`). If it has to grow,
+        this consumes it."""
+        lacking = mem_len - self.length
+        if self.zero_kv is None or lacking <= 0:
+            return self
+        self._check()
+        self.spent = True
+        pairs = zip(self._live(), self.zero_kv, strict=True)
+        buffers = [torch.cat([zeros.expand(len(kv), -1, -1, lacking, -1), kv], dim=3) for kv, zeros in pairs]
+        return replace(self, buffers=buffers, length=mem_len, first=0, spent=False)
 
     def begin(self, tokens: int, lengths: Lengths) -> int:
         """Make room for T = `tokens` more positions. Return the number of distances that the call needs.

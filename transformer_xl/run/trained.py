@@ -15,6 +15,7 @@ import torch
 from ..config.problems import OPTION, Problems
 from ..config.recipe import text_name
 from ..config.settings import Lengths, RunConfig
+from ..config.shape import RECURRENT
 from ..data.corpora.published import DATASETS
 from ..data.corpus import Corpus, Split
 from ..data.datasets import open_corpus, store_of
@@ -53,6 +54,11 @@ class TrainedRun:
             given = getattr(options, name, None)
             asked[name] = given if isinstance(given, tuple) else () if given is None else (given,)
         same_length = getattr(options, "same_length", False)
+        if self.config.model.base_kind in RECURRENT and (asked["clamp_len"] or asked["attn_len"] or same_length):
+            self.problems.append(
+                "--clamp-len, --attn-len and --same-length must be left out for model.kind = "
+                f"{self.config.model.kind}, which has no attention."
+            )
         if same_length and asked["attn_len"]:
             self.problems.append("--same-length sets attn_len to mem_len. Give it or --attn-len, not both.")
         found = []
