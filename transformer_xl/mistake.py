@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class Mistake(ValueError):
     """A user's mistake, in one sentence: the setting, the allowed values, the value given, the remedy.
@@ -19,3 +22,9 @@ def shortened(text: str) -> str:
 def printable(text: str) -> str:
     """Text that may quote a file or a name, with what a terminal would obey escaped. Lines stay."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question with the most similar of the known names; "" if none is similar."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""

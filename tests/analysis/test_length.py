@@ -97,7 +97,7 @@ def test_without_recurrence_a_length_is_a_window_of_that_many_tokens(monkeypatch
                 nll, _ = model(piece[:, :-1], piece[:, 1:], None, Lengths(tgt_len=attn_len, mem_len=0))
             nats += nll[0, -1].item()
         assert math.isclose(result.nats, nats, rel_tol=1e-9)
-    with pytest.raises(ValueError, match="attn_len must be at most 8 for a model of kind vaswani"):
+    with pytest.raises(ValueError, match="--attn-len must be at most 8 for a model of kind vaswani"):
         sweep(model, VASWANI, split, [9, 10], BYTES, how=HOW)
 
 
@@ -226,7 +226,7 @@ def test_each_document_of_one_stream_has_its_own_contexts(tmp_path: Path):
     recl([tmp_path / "run"], data=str(tmp_path / "text.txt"), out=tmp_path, **SMALL)
     positions = np.load(tmp_path / "recl.npz")["positions"]
     assert ((positions + 1) % 31 >= 16).all(), "a document begins with its |"
-    with pytest.raises(ValueError, match=r"positions must be at most 0, .* Give more text, or a lower max_context\."):
+    with pytest.raises(ValueError, match=r"--positions must be at most 0, .* Give more text or a lower --max-context\."):
         recl([tmp_path / "run"], data=str(tmp_path / "text.txt"), **SMALL | {"max_context": 32})
 
 

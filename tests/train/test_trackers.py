@@ -158,6 +158,12 @@ def test_a_service_gets_the_metrics_and_a_resumed_run_sends_nothing_twice(text, 
     assert wandb.inits[-1]["id"] != first["id"], "another run of the same name is another record"
 
 
+def test_a_run_that_begins_again_is_a_new_record(text, wandb):
+    for trackers in [open_trackers(["wandb"], Path(), CONFIG) for _ in range(2)]:
+        trackers.log({"split": "train", "step": 1, "loss": 2.0})
+    assert wandb.inits[0]["id"] != wandb.inits[1]["id"] and len(wandb.received) == 2
+
+
 def test_a_resumed_run_can_add_and_drop_a_tracker(text, wandb):
     assert train() == 0
     assert not wandb.inits

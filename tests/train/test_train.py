@@ -34,7 +34,7 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import BACKENDS
 from transformer_xl.run.checkpoint import load_config, load_training, load_weights
 from transformer_xl.run.folder import Run
-from transformer_xl.run.metrics import Metrics
+from transformer_xl.run.metrics import Metrics, validations
 from transformer_xl.run.parts import read_header
 from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
@@ -377,6 +377,8 @@ def test_averaged_weights_are_scored_and_saved(corpus, tmp_path):
     losses = {e["split"]: e["loss"] for e in Metrics(tmp_path / "metrics.jsonl").entries() if e["step"] == 8}
     assert losses.keys() == {"train", "valid", "valid-average"} and losses["valid"] != losses["valid-average"]
     assert read_header(Run(tmp_path).latest)["valid_loss"] == losses["valid-average"]
+    known = validations(Metrics(tmp_path / "metrics.jsonl").entries())
+    assert [(e["step"], e["split"]) for e in known] == [(4, "valid"), (8, "valid-average")]
     saved, first = (start()[0] for _ in range(2))
     load_weights(saved, Run(tmp_path).latest)
     assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters(), strict=True))

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from ..config.settings import Lengths
+from ..config.values import join_words
 from ..data.loader import Segment
 from ..data.vocab import Vocab
 from ..mistake import Mistake
@@ -108,10 +109,9 @@ def attending_layers(model: TransformerXL) -> list[DecoderLayer]:
     """The model's layers. Raises a `Mistake` if its kind is not in `TERMS`."""
     if model.config.kind in TERMS:
         return list(model.backbone.layers)
-    *kinds, last = (f'"{kind}"' for kind in TERMS)
+    kinds = join_words((f'"{kind}"' for kind in TERMS), "or")
     raise Mistake(
-        f"Attention maps are for kind = {', '.join(kinds)} or {last}, and the model is of kind "
-        f'"{model.config.kind}". Give another run.'
+        f'Attention maps are for kind = {kinds}, and the model is of kind "{model.config.kind}". Give another run.'
     )
 
 
@@ -232,10 +232,10 @@ class PositionAttention(NamedTuple):
     """The tokens that it sees, oldest first; the last is the query itself."""
     probability: Float[np.ndarray, "N H S"]
 
-    def top(self, share: float = TOP) -> Bool[np.ndarray, "N H S"]:
-        """Mark this share of the memory positions, the ones with the most attention. The query is never marked."""
+    def top(self) -> Bool[np.ndarray, "N H S"]:
+        """Mark the share `TOP` of the memory positions, the ones with the most attention, and never the query."""
         marked = np.zeros(self.probability.shape, bool)
-        marked[..., :-1] = most_attended(self.probability[..., :-1], share)
+        marked[..., :-1] = most_attended(self.probability[..., :-1])
         return marked
 
 
@@ -250,10 +250,10 @@ class TargetsAttention(NamedTuple):
     probability: Float[np.ndarray, "N H T M"]
 
 
-def most_attended(memory: Float[np.ndarray, "*rows S"], share: float = TOP) -> Bool[np.ndarray, "*rows S"]:
-    """Mark this share of the positions of each row, the ones with the most attention."""
+def most_attended(memory: Float[np.ndarray, "*rows S"]) -> Bool[np.ndarray, "*rows S"]:
+    """Mark the share `TOP` of the positions of each row, the ones with the most attention."""
     order, marked = np.argsort(-memory, axis=-1, kind="stable"), np.zeros(memory.shape, bool)
-    np.put_along_axis(marked, order[..., : math.ceil(share * memory.shape[-1])], True, axis=-1)
+    np.put_along_axis(marked, order[..., : math.ceil(TOP * memory.shape[-1])], True, axis=-1)
     return marked
 
 
@@ -372,6 +372,11 @@ def _tokens(vocab: Vocab, ids: np.ndarray) -> list[str]:
     return ["¶" if i == vocab.line_end else vocab.decode([i]) for i in ids.tolist()]
 
 
+def _visible(vocab: Vocab, ids: np.ndarray) -> list[str]:
+    """Each token as text, a space as an open box, because it is alone on its tick."""
+    return [token.replace(" ", "\N{OPEN BOX}") for token in _tokens(vocab, ids)]
+
+
 def draw_heads(
     folder: Path,
     average: AverageAttention,
@@ -402,9 +407,8 @@ def draw_heads(
         stem, title = folder / f"position-{look.position}", f"{text}, from token {look.position:,}"
         paths += draw_passage(stem, tokens, heads, title)
     for each in targets:
-        rows, columns = (
-            [token.replace(" ", "\N{OPEN BOX}") for token in _tokens(loaded.vocab, ids)] for ids in each[1:3]
-        )
+        rows = _visible(loaded.vocab, each.targets)
+        columns = _visible(loaded.vocab, each.context)
         panels = {f"layer {n + 1}, head {h + 1}": each.probability[n, h] for n, h in chosen}
         marked = [most_attended(panel) for panel in panels.values()]
         title = f"{text}, from token {each.position:,}: attention to the memory, each row's top {TOP:.0%} marked"

@@ -80,7 +80,7 @@ def sweep(
     fit = [length for length in sorted(set(attn_lens)) if kind not in ABSOLUTE or length <= tgt_len]
     if not fit:
         raise Mistake(
-            f"attn_len must be at most {tgt_len:,} for a model of kind {kind}, which has no positions beyond its "
+            f"--attn-len must be at most {tgt_len:,} for a model of kind {kind}, which has no positions beyond its "
             f"tgt_len; got {', '.join(map(str, attn_lens))}."
         )
     windows = kind in ABSOLUTE + RECURRENT
@@ -91,13 +91,12 @@ def sweep(
         description = f"windows from an empty state, for {STRIDE} targets each"
     if config.model.matches:
         description += f"; matches are found in the last {config.model.match_window:,} tokens at every length"
-    results = []
+    results, sizes = [], vocab.token_sizes(config.model.document_end)
     for length in fit:
         reader: Scoring = model
         lengths = Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=config.eval_lengths.clamp_len)
         if windows:
             reader, lengths = Sliding(model, length, min(STRIDE, length)), Lengths(tgt_len=length, mem_len=0)
         segments = report_progress(loader, f"scoring with an attention length of {length:,}")
-        sizes = vocab.token_sizes(config.model.document_end)
         results.append(evaluate(reader, segments, lengths, precision=precision, unit=vocab.unit, token_sizes=sizes))
     return Sweep(fit, results, description)

@@ -164,16 +164,15 @@ def sample_positions(
     """
     edges = [*([0] if documents is None else documents), tokens]
     most = max(1, min(4 * longest // step, count // 8))
-    runs = [
-        (begin + longest + first * step, min(most, room - first))
-        for begin, end in pairwise(map(int, edges))
-        for room in [(end - begin - longest) // step]
-        for first in range(0, room, most)
-    ]
+    runs = []
+    for begin, end in pairwise(map(int, edges)):
+        room = (end - begin - longest) // step  # steps of targets with a full context
+        for first in range(0, room, most):
+            runs.append((begin + longest + first * step, min(most, room - first)))
     if count > (there := step * sum(size for _, size in runs)):
         raise Mistake(
-            f"positions must be at most {there:,}, the targets with {longest:,} tokens before them, got "
-            f"{count:,}. Give more text, or a lower max_context{' or fewer positions' if there else ''}."
+            f"--positions must be at most {there:,}, the targets with {longest:,} tokens before them, got {count:,}. "
+            f"Give more text{', ' if there else ' or '}a lower --max-context{', or fewer positions' if there else ''}."
         )
     chosen, left, random = [], count, np.random.default_rng(seed)
     for phase in random.permutation(step):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +40,8 @@ class Attention:
     heads: Annotated[tuple[str, ...], arg(metavar="LAYER.HEAD ...")] = ()
     """Heads to draw, counted from 1; by default the three with the greatest mean distance."""
     positions: Sizes = ()
-    """Draw the attention of these positions, counted from 0; by default of the middle one."""
+    """Draw the attention of these positions, from 1 (0 is the first token, which sees only itself); by default of the
+    middle one."""
     out: Folder = None
     """The folder for the pictures; by default RUN/attention."""
     device: str = "auto"
@@ -71,7 +71,7 @@ class Attention:
         problems.bound(self, "positions", least=1, most=len(ids) - 1)
         problems.refuse()
         tokens = min(self.max_tokens or len(ids), len(ids))
-        positions = self.positions or (tokens // 2,)
+        positions = self.positions or (max(tokens // 2, 1),)
         rows = _streams(tokens, config.eval.batch_size, lengths)
         again = config.context_len(lengths)
         loader = StreamLoader(
@@ -82,14 +82,20 @@ class Attention:
         trained.refuse_infinite(average.sums, average.entropy)
         looks, targets = [], []
         for position in positions:
-            start = int(documents[documents <= position][-1])
-            end = int([*documents[documents > position], len(ids)][0])
-            look = partial(attention.position_attention, context_len=again, precision=precision, start=start)
-            looks.append(look(loaded.model, ids, position, lengths))
+            start = int(documents[documents <= position].max())  # the document of the position: from here
+            end = min([len(ids), *documents[documents > position].tolist()])  # to here
+            looks.append(
+                attention.position_attention(
+                    loaded.model, ids, position, lengths, context_len=again, precision=precision, start=start
+                )
+            )
             if lengths.mem_len and position > start:
                 segment = ids[: min(position + TARGETS, end)]
-                several = partial(attention.targets_attention, precision=precision, start=start)
-                targets.append(several(loaded.model, segment, position, lengths))
+                targets.append(
+                    attention.targets_attention(
+                        loaded.model, segment, position, lengths, precision=precision, start=start
+                    )
+                )
         chosen = named or average.widest(NOTABLE)
         facts: dict[str, object] = {"run": str(trained.path), **split.about, "queries": average.queries}
         facts |= {"precision": precision, "lengths": asdict(lengths), **attention.head_facts(average)}
@@ -108,8 +114,8 @@ class Attention:
 
 
 def _streams(tokens: int, most: int, lengths: Lengths) -> int:
-    """The number of streams to read. Each begins with an empty memory, and shall have a full one for most of its
-    tokens; if there are too few, standard error says so."""
+    """The number of streams to read. Each begins with an empty memory, so there are few
+    enough that it is full for most tokens; if there are too few, standard error says so."""
     streams = max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
     if tokens // streams <= lengths.mem_len:
         filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"

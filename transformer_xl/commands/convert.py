@@ -21,7 +21,7 @@ class Convert:
     """Import checkpoints of other programs, and export ours.
 
     With --from, any setting that `txl train --help` lists can be given as --section.field value, and with --to-format
-    onnx the lengths: --eval.tgt-len, --eval.mem-len, --eval.clamp-len and --eval.attn-len."""
+    onnx the lengths: --eval.tgt-len, --eval.mem-len, --eval.clamp-len, --eval.attn-len and --eval.context-len."""
 
     source: Annotated[Positional[str], arg(metavar="SRC")]
     """With --from, a checkpoint of another program; otherwise a run."""

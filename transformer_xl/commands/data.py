@@ -83,8 +83,11 @@ def corpus_facts(name: str, store: Path) -> dict[str, Any]:
             header, prepared = Header.read(store / "corpus.json"), "yes"
         except Mistake:
             prepared = "damaged"
-    counts = header.splits if header else published.protocols[published.newlines].splits if published else {}
-    unit = header.unit if header else published.unit if published else ""
+    counts, unit = {}, ""
+    if header:
+        counts, unit = header.splits, header.unit
+    elif published:
+        counts, unit = published.protocols[published.newlines].splits, published.unit
     files = store.iterdir() if header else ()
     downloads = published.downloads if published else ()
     sizes = [next((origin.bytes for origin in origins if origin.bytes), 0) for origins in downloads]

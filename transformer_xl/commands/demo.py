@@ -43,7 +43,7 @@ SPARE = 0.05
 AFTER = 0.3
 """Maximum share of the time after the first step that is reserved for the work after training."""
 SPEED_UP = 2.5
-"""Assumed ratio of the speeds of scoring and training; it is at least this."""
+"""Assumed ratio of the speeds of scoring and training; the true one is at least this."""
 VALIDATION_SECONDS, LINE_SECONDS = 1.0, 2.0
 """Seconds for one validation, and between two lines of progress."""
 
@@ -161,7 +161,8 @@ def show(run: Run, corpus: Corpus, end: float) -> int:
     if status := train_and_save(start, run, Ranks(), replan=plan):
         return status
     loaded = load_model(run.path, device=start.config.train.device)
-    write_sample(loaded, time.perf_counter() + (end - time.perf_counter()) / 5)
+    now = time.perf_counter()
+    write_sample(loaded, now + (end - now) / 5)
     results, scored = measure(loaded, test, end)
     compare(results, scored, len(test.ids))
     for result in results:
@@ -236,7 +237,7 @@ def compare(results: Sequence[EvalResult], scored: bytes, held_out: int) -> None
     packed = {"gzip -9": gzip.compress(scored, 9), "bzip2 -9": bz2.compress(scored, 9)}
     packed["xz -9e"] = lzma.compress(scored, preset=9 | lzma.PRESET_EXTREME)
     figures = {name: 8 * len(text) / size for name, text in packed.items()}
-    notes = ("", " as in training", ": none")
+    notes = ("", " as in training", ": none")  # in the order of the memories of `measure`
     for result, note in zip(results, notes, strict=True):
         figures[f"Transformer-XL, memory {result.lengths.mem_len}{note}"] = result.bpc
     rows = [[name, f"{bpc:.3f}"] for name, bpc in sorted(figures.items(), key=lambda item: item[1])]

@@ -113,9 +113,12 @@ class Eval:
         problems.attempt(lambda: check_temperature(self.temperature), OPTION)
         asked = {name: getattr(self, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
         given = {name: value for name, value in asked.items() if value is not None}
-        needed = {"lr": "sgd or rms", "decay": "sgd or rms", "epsilon": "rms", "tokens": "rms"}
         rule = self.dynamic
-        problems += [f"--dynamic-{n} needs --dynamic {needed[n]}." for n in given if (rule or "none") not in needed[n]]
+        for name in given:
+            if name in ("epsilon", "tokens") and rule != "rms":
+                problems.append(f"--dynamic-{name} needs --dynamic rms.")
+            elif rule is None:
+                problems.append(f"--dynamic-{name} needs --dynamic sgd or rms.")
         if rule and self.precision == "fp16":
             problems.append("--precision must be auto, fp32 or bf16 with --dynamic, got fp16.")
         return problems.attempt(lambda: DynamicConfig(rule=rule, **given), "--dynamic-{}") if rule else None

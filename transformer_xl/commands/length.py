@@ -16,7 +16,7 @@ class Length(ComparisonOptions):
     Table 6."""
 
     attn_len: Sizes = ()
-    """By default from a quarter of the tgt_len of training to eight times the tgt_len of training."""
+    """By default from a quarter of the longest tgt_len of training to eight times it."""
     max_tokens: int = 0
     """Score at most this many tokens; 0: all."""
     batch_size: Size = None
@@ -47,7 +47,11 @@ class Length(ComparisonOptions):
             results = []
             for index, (attn_len, result) in enumerate(zip(found.attn_lens, found.results, strict=True)):
                 results.append(result.to_json() | {"attn_len": attn_len})
-                notes = ["best"] * (index == found.best) + [close] * (index == found.shortest)
+                notes = []
+                if index == found.best:
+                    notes.append("best")
+                if index == found.shortest:
+                    notes.append(close)
                 costs = [f"{result.headline[1]:.4f}", f"{result.loss:.4f}"]
                 counts = [f"{result.targets:,}", f"{result.tokens_per_second:,.0f}"]
                 rows.append([name, f"{attn_len:,}", *costs, *counts, ", ".join(notes)])
@@ -55,7 +59,8 @@ class Length(ComparisonOptions):
             figures.append({"read": found.description} | chosen | {"results": results})
             trained = run.config.train.tgt_len + run.config.train.mem_len
             marks = {found.attn_lens.index(trained): "trained"} if trained in found.attn_lens else {}
-            marks |= {found.shortest: "as good as the best"} | {found.best: "best"}
+            marks[found.shortest] = "as good as the best"
+            marks[found.best] = "best"  # a point has one mark; later ones replace earlier ones
             curves[name] = Curve(np.array(found.attn_lens), np.array(found.figures), marks=marks)
         facts, folder = {"tolerance": TOLERANCE} | group.facts(figures), self.folder(group, "length")
         write_whole(folder / "length.json", json.dumps(facts, indent=1) + "\n")

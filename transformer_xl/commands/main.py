@@ -14,14 +14,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from difflib import get_close_matches
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from textwrap import fill, indent
 from typing import Any
 
 from ..config import recipe as recipes
-from ..mistake import Mistake, printable
+from ..mistake import Mistake, did_you_mean, printable
 from ..runtime.launcher import rank_and_size
 from ..runtime.terminal import LastingOutput, Output
 from . import COMMANDS, command_class
@@ -88,7 +87,7 @@ def dispatch(arguments: list[str]) -> int:
         print(f"txl {__version__}")
         return 0
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        near = "".join(f" Did you mean {name}?" for name in get_close_matches(arguments[0], COMMANDS, n=1))
+        near = did_you_mean(arguments[0], COMMANDS)
         raise Mistake(f"The command must be one of {', '.join(COMMANDS)}, got {arguments[0]!r}.{near}")
     if rank_and_size()[1] > 1 and arguments[:1] not in ([], ["train"]):
         raise Mistake(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
@@ -104,7 +103,7 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def show_help(arguments: Sequence[str]) -> int:
-    """Print the commands. Without `--help` there is a mistake."""
+    """Print the commands. The exit status is 0 with `--help`, and that of a mistake without."""
     if others := [word for word in arguments if word not in ("-h", "--help")]:
         raise Mistake(f"The command must be one of {', '.join(COMMANDS)}, got {others[0]!r}.")
     columns, widest = shutil.get_terminal_size().columns, max(map(len, COMMANDS)) + 2

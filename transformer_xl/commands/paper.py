@@ -7,14 +7,13 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from ..config.problems import Problems
-from ..mistake import Mistake
+from ..mistake import Mistake, did_you_mean
 from ..runtime.terminal import show_table
 from .shared import Sizes
 
@@ -72,7 +71,7 @@ class Paper:
             )
             return
         if self.exhibit not in known:
-            near = "".join(f" Did you mean {name}?" for name in get_close_matches(self.exhibit, known, n=1))
+            near = did_you_mean(self.exhibit, known)
             raise Mistake(f"EXHIBIT must be one of {', '.join(known)}, got {self.exhibit!r}.{near}")
         exhibit = known[self.exhibit]
         problems = Problems()
@@ -153,5 +152,8 @@ def show_tables(exhibit: Exhibit, results: Results, how: str) -> Mapping[str, Se
     if exhibit.claims:
         tables["claims"] = show.claims(exhibit, results)
         show_table("", tables["claims"][0], tables["claims"][1:])
-        print("A difference counts (5 %, two-sided) from 12.7 standard errors on with 2 seeds, 4.3 with 3, 3.2 with 4.")
+        print(
+            "A difference is significant (5 %, two-sided) from 12.7 standard errors on with 2 seeds, 4.3 with 3, 3.2 "
+            "with 4."
+        )
     return tables

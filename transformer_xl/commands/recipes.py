@@ -74,7 +74,10 @@ def read_results() -> dict[str, Any]:
     from ..paper.exhibits import published
 
     own = tomllib.loads(Path(recipes.__file__).with_name("results.toml").read_text(encoding="utf-8"))
-    return {recipe: {"published": figure} for recipe, figure in published().items()} | own
+    results: dict[str, Any] = {recipe: {"published": figure} for recipe, figure in published().items()}
+    for recipe, figures in own.items():
+        results[recipe] = results.get(recipe, {}) | figures
+    return results
 
 
 def _cells(entry: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,9 @@ class Score:
         trained.problems.refuse()
         text = read_text(self.file)
         loaded = trained.load()
-        lines = text.split(b"\n")[: -1 if text.endswith(b"\n") or not text else None]
+        lines = text.split(b"\n")
+        if not lines[-1]:  # nothing follows the last line end, or the file is empty
+            lines.pop()
         given = lines if loaded.vocab.unit == "byte" else [text_of(line, self.file) for line in lines]
         scores = score_lines(
             loaded.model,

@@ -79,7 +79,9 @@ class Train:
             note = None if rank_and_size()[0] == 0 else recipes.unsaid
             config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data, note=note)
         if self.print_config:
-            print(f"# {why}\n" * bool(why) + recipes.write_toml(config), end="")
+            if why:
+                print(f"# {why}")
+            print(recipes.write_toml(config), end="")
             return 0
 
         from ..interop.hub import local

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple, TypeVar, get_origin, get_type_hints
 
-from ..mistake import Mistake, printable
+from ..mistake import Mistake, did_you_mean, printable
 from .problems import Problem, Problems, WrongSettings
 from .settings import RunConfig, TrainConfig
 from .shape import own_kinds
@@ -67,8 +67,7 @@ def find_recipe(recipe: str) -> Path:
     if path.is_file():
         return path
     inside = path / "config.toml"
-    close = [str(inside)] if inside.exists() else get_close_matches(recipe, packaged, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
+    hint = f" Did you mean {inside}?" if inside.exists() else did_you_mean(recipe, packaged)
     raise FileNotFoundError(f"RECIPE must be a TOML file or one of {', '.join(packaged)}, got {recipe!r}.{hint}")
 
 

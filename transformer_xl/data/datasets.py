@@ -5,7 +5,6 @@ The cache keeps the token store of a text under a hash of its content, so a chan
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import replace
 from itertools import chain
@@ -14,7 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from ..config.settings import CorpusConfig
-from ..mistake import Mistake
+from ..mistake import Mistake, did_you_mean
 from ..runtime.files import digest_of_json
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
@@ -88,7 +87,7 @@ def _guess(name: str) -> str:
     """A question that names the published corpus with the most similar name; "" if none is similar, or for a path."""
     if Path(name).suffix or Path(name).name != name:
         return ""
-    return "".join(f" Did you mean {close}?" for close in difflib.get_close_matches(name, DATASETS, n=1))
+    return did_you_mean(name, DATASETS)
 
 
 def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:

@@ -103,7 +103,7 @@ def relative_rms(
     model: Model, loader: Iterable[Segment], lengths: Lengths, *, precision: str = "fp32"
 ) -> list[Float[Tensor, "*_"]]:
     """For each weight, the root of its mean squared gradient over the segments, divided by the mean of all roots."""
-    model = deepcopy(model, {id(p): p for p in model.parameters()}).eval()
+    model = deepcopy(model, {id(p): p for p in model.parameters()}).eval()  # new modules of the same parameters
     squares = [torch.zeros_like(p) for p in model.parameters()]
     device, segments = squares[0].device, 0
     memory: State | None = None

@@ -139,8 +139,9 @@ def _fault(array: Tensor, place: Tensor, filled: bool) -> str | None:
         return f"be {dimensions(place.shape)} but is {dimensions(array.shape)}"
     if not array.isfinite().all():
         return "be finite but holds numbers that are not"
-    tied = not filled or torch.equal(array.to(place.dtype), place)
-    return None if tied else "equal what it is tied to but differs"
+    if filled and not torch.equal(array.to(place.dtype), place):
+        return "equal what it is tied to but differs"
+    return None
 
 
 def shape_of(source: Source, div_val: int | None) -> dict[str, Any]:
@@ -201,9 +202,10 @@ def _same(source: Source, name: str, other: str) -> bool:
     return other in arrays and torch.equal(arrays[name], arrays[other])
 
 
-def _require_array(source: Source, name: str, *dimensions: int) -> Tensor:
+def _require_array(source: Source, name: str, *ranks: int) -> Tensor:
+    """An array of the source with one of these numbers of dimensions; without it, the source is no Transformer-XL."""
     array = source.arrays.get(name)
-    if array is None or array.ndim not in dimensions:
+    if array is None or array.ndim not in ranks:
         has = "lacks" if array is None else f"has a {array.ndim}-dimensional"
         names = ", ".join(list(source.spelled.values())[:4])
         raise Mistake(

@@ -142,12 +142,12 @@ class Stream(nn.Module):
     @cached_property
     def program(self) -> ExportedProgram:
         """The graph of a call, for any number of rows, and any lengths of segment and memory."""
-        rows, queries, past = _ROWS, _QUERIES, _PAST
-        config, (memory, *more) = self.model.config, self.start(rows)
-        memory = memory.new_zeros(*memory.shape[:4], past, config.d_head)
-        given = memory.new_zeros(rows, queries, dtype=torch.long)
+        config = self.model.config
+        memory, *more = self.start(_ROWS)
+        memory = memory.new_zeros(*memory.shape[:4], _PAST, config.d_head)
+        given = memory.new_zeros(_ROWS, _QUERIES, dtype=torch.long)
         if self.names[0] == "vectors":
-            given = memory.new_zeros(rows, queries, config.d_model)
+            given = memory.new_zeros(_ROWS, _QUERIES, config.d_model)
         dynamic = pytree.tree_map_only(str, lambda _: Dim.DYNAMIC, self._axes())
         with torch.no_grad():
             return torch.export.export(self, (given, memory, *more), dynamic_shapes=dynamic)
@@ -177,13 +177,14 @@ class Stream(nn.Module):
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporters' warnings, which say nothing about the result."""
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            logging.disable(logging.NOTSET)
+            logging.disable(before)
 
 
 def export_onnx(loaded: LoadedModel, lengths: Lengths, folder: str | Path, *, int8: bool = False) -> None:

@@ -42,7 +42,7 @@ class Exhibit:
     home: str
     """The exhibit whose models and measures it shares, or its own name."""
     measure: str = ""
-    """The function of `measures.py` that makes it, or "" for what only a page of the documentation shows."""
+    """What is measured, a key of `measures.MEASURES`; "" for what only a page of the documentation shows."""
     columns: Sequence[str] = ()
     published: Sequence[str] = ()
     """What the paper's figures are."""
@@ -99,7 +99,7 @@ def training(row: str, size: str) -> list[str] | None:
     text = " ".join([begin, facts.get("change", ""), end])
     for name, value in words.items():
         text = text.replace(f"{{{name}}}", str(value))
-    return [str(word) for word in text.split()]
+    return [*text.split()]
 
 
 def published() -> dict[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..analysis.figures import Curve, draw_curves, draw_values, if_possible
 from ..analysis.recl import ABSOLUTE
+from ..evaluation.score import figure
 from ..runtime.files import write_whole
 from .exhibits import Exhibit, Line
 from .speed import slowdown
@@ -54,7 +55,7 @@ def make_lengths(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> Non
     runs = study.measured(["analyse", "length", *map(str, missing), *how, "--out", str(folder / str(seed))])["runs"]
     for run in runs:
         row = missing[Path(run["run"])]
-        values = {str(r["attn_len"]): r["ppl" if r["unit"] in ("word", "bpe", "id") else "bpc"] for r in run["results"]}
+        values = {str(r["attn_len"]): figure(r["unit"], r["loss"])[1] for r in run["results"]}
         study.keep(row, seed, found[row] | {"lengths": values, "shortest": run["shortest"]})
 
 

@@ -69,7 +69,7 @@ def claims(exhibit: Exhibit, results: Results) -> list[list[str]]:
     error."""
     rows = [["the paper's conclusion", "here: the other is worse by", "in standard errors"]]
     for says, better, worse, *at in exhibit.claims:
-        times = sum(at)
+        times = at[0] if at else 0
         one, other = ({r["seed"]: compared(exhibit, r, times) for r in results.get(row, ())} for row in (better, worse))
         seeds = [seed for seed in sorted(one.keys() & other.keys()) if one[seed] and other[seed]]
         pairs = [other[seed] - one[seed] for seed in seeds]

@@ -31,7 +31,9 @@ def slowdown(size: str, attn_len: int) -> float:
     The two are timed in turn, and each time is a median. The weights are as at the start of training.
     """
     prepare_process()
-    recipe, *words = training("standard", size) or [""]
+    standard = training("standard", size)
+    assert standard is not None, "the row exists at every size"
+    recipe, *words = standard
     shape = load_recipe(recipe, split_overrides(words)[0], note=unsaid).model
     shape = replace(shape, vocab_size=shape.vocab_size or 256)
     device = resolve_device("auto")

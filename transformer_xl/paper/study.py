@@ -15,15 +15,16 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..evaluation.score import figure
 from ..mistake import Mistake
 from ..run.folder import Run
+from ..run.metrics import validations
 from ..runtime.files import read_table, remove_folder, write_whole
 from ..runtime.terminal import clock
 from . import al_rfou
@@ -44,7 +45,7 @@ class Study:
     """What runs `-m transformer_xl train ...`, for example torchrun with its options."""
     jobs: int = 1
     """Trainings side by side; they share the cores."""
-    _stopped: bool = False
+    _stopped: bool = field(default=False, init=False)
 
     def folder(self, row: str, seed: int) -> Path:
         """The run folder of a row and a seed. Rows that are the same model share it. An exhibit without models has one
@@ -164,18 +165,20 @@ class Study:
         return json.loads(self.txl([*words, "--json"]).splitlines()[-1])
 
 
+def _finite_losses(entries: Iterable[Mapping[str, Any]]) -> list[float]:
+    return [entry["loss"] for entry in entries if isinstance(entry.get("loss"), float)]  # null: it was not finite
+
+
 def result_of(folder: Path) -> Result:
     """What a run's own files say of it when it has been scored: figures are bits per character or perplexities."""
     run = Run(folder)
     entries, facts, config = run.metrics.entries(), run.facts(), run.settings()
-    scores: dict[str, float] = {}
-    for entry in entries:
-        split, loss = entry.get("split"), entry.get("loss")
-        if split in ("valid", config.eval.split) and isinstance(loss, float):  # null: it was not finite
-            best = min(loss, scores.get("valid", loss))
-            scores |= {"valid": best} if split == "valid" else {"test": loss}
-    if "test" not in scores:
+    tested = [entry for entry in entries if entry.get("split") == config.eval.split]
+    valid, test = _finite_losses(validations(entries)), _finite_losses(tested)
+    if not test:
         raise Mistake(f"{folder} has no finite loss on {config.eval.split}. Give --again to train it again.")
+    scores = {"valid": min(valid)} if valid else {}
+    scores["test"] = test[-1]
     unit = figure(config.corpus.unit, 0.0)[0]
     kept = {name: facts[name] for name in ("packages", "cores", "cpu_features", "devices")}
     return {

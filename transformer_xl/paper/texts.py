@@ -13,7 +13,7 @@ from ..data.library import library
 from ..runtime.files import whole_folder
 
 BYTES = {"train": 1_500_000, "valid": 50_000, "test": 100_000}
-"""Of the library's source in the text of the toy size."""
+"""Bytes of each split of the toy text, taken from the source of Python's library."""
 
 
 def make_text(name: str, folder: Path, size: str) -> Path:

@@ -153,7 +153,7 @@ def training_curves(records: Sequence[Record]) -> list[Chart]:
         chart(_losses(records, lambda record, steps: record.seconds(steps) / unit), f"Nats per target over {time}"),
         chart(_tracked(records, "lr"), "Learning rate", zero=True),
         chart(_tracked(records, "grad_norm"), "Gradient norm", log=True),
-        chart(_tracked(records, "tokens_per_second"), "Tokens a second", zero=True),
+        chart(_tracked(records, "tokens_per_second"), "Tokens per second", zero=True),
     ]
     return [drawn for drawn in charts if drawn is not None]
 

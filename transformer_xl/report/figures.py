@@ -7,6 +7,7 @@ of another checkpoint than the run's best are computed again.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +19,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from ..analysis.attention import TERMS
 from ..config.settings import RunConfig
+from ..config.shape import RECURRENT
 from ..data.corpus import Split
 from ..data.loader import Segment
 from ..data.vocab import Vocab
@@ -117,7 +118,7 @@ def memory_lengths(config: RunConfig) -> list[int]:
     For a recurrent network every length but 0 means the same.
     """
     trained, own = config.train.mem_len, config.eval_lengths.mem_len
-    if config.model.base_kind not in TERMS:
+    if config.model.base_kind in RECURRENT:
         return sorted({0, own or trained})
     return sorted({0, trained // 2, trained, 2 * trained, own})
 
@@ -145,7 +146,7 @@ def passage(loaded: LoadedModel, split: Split, precision: str) -> Passage:
     """A part of the split, read after enough tokens to fill the memory."""
     lengths = loaded.config.eval_lengths
     loader = segments_of(loaded, split, lengths, replace(loaded.config.eval, batch_size=1, max_tokens=0))
-    wanted = -(-min(lengths.mem_len, CONTEXT) // lengths.tgt_len) + -(-READ // lengths.tgt_len)
+    wanted = math.ceil(min(lengths.mem_len, CONTEXT) / lengths.tgt_len) + math.ceil(READ / lengths.tgt_len)
     ids: list[int] = []
     nats: list[float | None] = []
 

@@ -14,12 +14,14 @@ from jaxtyping import Float
 from ..config.settings import RunConfig
 from ..config.values import fits
 from ..run.folder import Run
+from ..run.metrics import validations
 from .figures import Figures, stored_figures
 
 TRACKED = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "seconds", "skipped", "overflows")
 LENGTHS = ("tgt_len", "mem_len", "clamp_len", "attn_len")
 Entry = Mapping[str, object]
 """A line of `metrics.jsonl`."""
+LARGEST_PICTURE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,12 @@ class Record:
     @cached_property
     def train(self) -> dict[str, Float[np.ndarray, " n"]]:
         """The columns of training by name; nan where an entry has no number."""
-        return self._columns("train")
+        return _columns([entry for entry in self.entries if entry.get("split") == "train"])
 
     @cached_property
     def valid(self) -> dict[str, Float[np.ndarray, " n"]]:
-        """The columns of the validation split by name."""
-        return self._columns("valid")
-
-    def _columns(self, split: str) -> dict[str, Float[np.ndarray, " n"]]:
-        entries = [entry for entry in self.entries if entry.get("split") == split]
-        return {name: np.array([number(entry.get(name)) for entry in entries], float) for name in TRACKED}
+        """The columns of the validations by name, of the weights that are saved."""
+        return _columns(validations(self.entries))
 
     @property
     def unit(self) -> str:
@@ -69,7 +67,7 @@ class Record:
         """The last step that an entry names."""
         return max((int(number(entry.get("step", 0))) for entry in self.entries), default=0)
 
-    @property
+    @cached_property
     def test_entry(self) -> Entry | None:
         """The last evaluation with the split and lengths of `[eval]`, or the last one with this split."""
         lengths = asdict(self.config.eval_lengths).items()
@@ -77,10 +75,10 @@ class Record:
         meant = [entry for entry in found if all(entry.get(name) == size for name, size in lengths)]
         return (meant or found or [None])[-1]
 
-    @property
+    @cached_property
     def best_valid(self) -> Entry | None:
         """The validation with the lowest loss, of those over the targets and at the lengths of the last one."""
-        known = [e for e in self.evaluations if e["split"] == "valid" and math.isfinite(number(e["loss"]))]
+        known = [e for e in validations(self.entries) if math.isfinite(number(e["loss"]))]
         alike = [e for e in known if all(e.get(name) == known[-1].get(name) for name in ("targets", *LENGTHS))]
         return min(alike, key=lambda entry: number(entry["loss"]), default=None)
 
@@ -94,12 +92,13 @@ class Record:
         return np.interp(steps, np.append(0, self.train["step"]), np.append(0, self.train["seconds"]))
 
 
-LARGEST_PICTURE = 1 << 24
-
-
 def number(value: object) -> float:
     """A number from JSON; nan for null, which stands for a number that is not finite."""
     return float(value) if isinstance(value, int | float) and fits(value, float) else math.nan
+
+
+def _columns(entries: Sequence[Entry]) -> dict[str, Float[np.ndarray, " n"]]:
+    return {name: np.array([number(entry.get(name)) for entry in entries], float) for name in TRACKED}
 
 
 def _is_picture(path: Path, folder: Path) -> bool:

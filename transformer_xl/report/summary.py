@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config.recipe import last_part, load_recipe, packaged_recipes
+from ..config.shape import RECURRENT
 from ..evaluation.score import figure
 from ..paper.exhibits import exhibits, rows_of
 from ..runtime.terminal import clock
@@ -41,7 +42,8 @@ def description(record: Record) -> str:
     """The model, its text and the machine, in one line."""
     model, train = record.config.model, record.config.train
     kind = "Transformer-XL" if model.kind == "transformer-xl" else model.kind
-    shape = f"{model.n_layer} layers of {model.d_model}, {model.n_head} heads"
+    shape = f"{model.n_layer} layers of {model.d_model}"
+    shape += "" if model.base_kind in RECURRENT else f", {model.n_head} heads"
     devices = record.environment.get("devices")
     names = devices if isinstance(devices, list) and devices else ["an unknown machine"]
     machine = names[-1 if train.device.startswith("cuda") else 0]
@@ -59,7 +61,7 @@ def main_figures(record: Record) -> dict[str, str]:
         "parameters": exact(record.parameters),
         "tokens trained on": exact(tokens),
         "time in training steps": clock(spent),
-        "tokens a second": exact(tokens / spent if spent > 0 else None),
+        "tokens per second": exact(tokens / spent if spent > 0 else None),
         "steps": f"{record.step:,} of {record.config.train.max_steps:,}",
     }
 
@@ -117,16 +119,18 @@ def line_class(index: int) -> str:
 
 def beside_paper(records: Sequence[Record]) -> dict[str, Table]:
     """The paper's tables that have rows like these runs, by their titles, with the runs' figures in those rows."""
-    runs: dict[str, list[Record]] = {}
+    several = len(records) > 1
+    ours: dict[str, list[str]] = {}
     for record in records:
+        result = figure_of(record, record.test_entry)
         for row in rows_of(record.config, str(record.environment.get("recipe"))):
-            runs.setdefault(row, []).append(record)
+            ours.setdefault(row, []).append(f"{record.name}: {result}" if several else result)
     tables = {}
     for name, exhibit in exhibits().items():
-        if name.startswith("table") and runs.keys() & {*exhibit.rows()}:
-            columns = [*exhibit.columns, *(f"paper: {what}" for what in exhibit.published), "this run"]
-            ours = {row: ", ".join(figure_of(run, run.test_entry) for run in found) for row, found in runs.items()}
-            lines = [[*line.cells, *line.paper, ours.get(line.row, UNKNOWN)] for line in exhibit.lines]
+        if name.startswith("table") and ours.keys() & {*exhibit.rows()}:
+            last = "these runs" if several else "this run"
+            columns = [*exhibit.columns, *(f"paper: {what}" for what in exhibit.published), last]
+            lines = [[*line.cells, *line.paper, ", ".join(ours.get(line.row, [UNKNOWN]))] for line in exhibit.lines]
             title = f"{name.replace('-', ' ').capitalize()} of the paper: {exhibit.title}"
             tables[title] = Table(columns, lines, words=len(exhibit.columns))
     return tables

@@ -145,11 +145,11 @@ def _refuse_absurd(config: RunConfig, folder: Path) -> None:
     if needed <= size:
         with torch.device("meta"):
             needed = sum(value.numel() for value in parts.weights(build_model(model)).values())
-    if needed > size:
+    if needed > size:  # of weights, and of bytes: a weight takes two or more
         with parts.name_damage(path):
             raise Mistake("config.json has sizes of more weights")
-    lengths = max(config.eval_lengths.mem_len, config.train.mem_len) if model.zero_memory else 0
-    memory = 4 * model.n_layer * lengths * model.d_model
+    mem_len = max(config.eval_lengths.mem_len, config.train.mem_len) if model.zero_memory else 0
+    memory = 4 * model.n_layer * mem_len * model.d_model
     if not hasattr(os, "sysconf"):  # Windows
         return
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

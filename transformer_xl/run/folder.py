@@ -87,8 +87,8 @@ class Run:
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint with the lowest known validation loss, or None. The later one wins a tie. Losses that were not
-        measured as the last one, because settings changed when the run went on, are not compared with it.
+        """The checkpoint with the lowest known validation loss, or None. The later one wins a tie. Only losses measured
+        with the same settings as the last one are compared; a resumed run may change them.
 
         Raises:
             ValueError, FileNotFoundError: a checkpoint is damaged and could be the best.
@@ -117,7 +117,7 @@ class Run:
     def put_damaged_aside(self) -> None:
         """Rename damaged checkpoints, so the last sound one is the last, and log a sentence about each.
 
-        One without any state of training is sound, but nothing that training could go on from.
+        A checkpoint without training state is sound, but training cannot resume from it.
         """
         for folder in self.checkpoints():
             sums = folder / files.SEAL
@@ -192,7 +192,7 @@ class Run:
         ProgressPrinter(log=self.path / "log.txt").note(line)
 
     @contextmanager
-    def claimed(self, *, resume: bool = False, afresh: bool = False) -> Iterator[None]:
+    def claimed(self, *, resume: bool, afresh: bool) -> Iterator[None]:
         """Lock the folder for training in this process. Damaged checkpoints are put aside to resume.
 
         `refuse` explains the options and what is refused.
@@ -208,7 +208,7 @@ class Run:
     def refuse(self, *, resume: bool = False, afresh: bool = False) -> None:
         """Refuse a folder that is not empty; with `resume`, refuse a folder without a checkpoint.
 
-        `afresh` allows the folder of a run that saved nothing.
+        `afresh` allows the folder of a run that saved nothing. A restart by the torchrun that began the run may go on.
         """
         run, last = self.path, self.latest
         files.refuse_odd_name(run, "--out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ class Metrics:
                 sync(self.path)
 
     def truncate(self, step: int) -> None:
-        """Remove later entries than `step`, which resuming repeats, the final scores of a finished run (which name
-        their checkpoint), and a last line that a killed run left unfinished."""
+        """Remove the entries after `step`, because resuming writes them again, the final scores of a finished run
+        (which name their checkpoint), and a last line that a killed run left unfinished."""
         kept = [entry for entry in self.entries(step) if entry.get("step", 0) <= step and "checkpoint" not in entry]
         if self.path.exists():
             write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
@@ -60,6 +60,13 @@ class Metrics:
                 "the line."
             )
         return [entry for entry in entries[:damaged] if entry is not None]
+
+
+def validations(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The validations of the weights that a run saves: those of the average, from the step on where it begins."""
+    found = {entry["step"]: entry for entry in entries if entry.get("split") == "valid"}
+    found |= {entry["step"]: entry for entry in entries if entry.get("split") == "valid-average"}
+    return list(found.values())
 
 
 def _entry(line: str) -> dict[str, Any] | None:

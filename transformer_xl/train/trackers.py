@@ -78,7 +78,7 @@ def open_trackers(
     trackers: dict[str, Tracker] = {}
     for name in dict.fromkeys(names):
         try:
-            trackers[name] = TensorBoard(run, step) if name == "tensorboard" else WeightsAndBiases(run, config)
+            trackers[name] = TensorBoard(run, step) if name == "tensorboard" else WeightsAndBiases(run, config, step)
         except Exception as error:
             warn(_failure(name, error))
     return Trackers(trackers, warn)
@@ -113,14 +113,14 @@ class WeightsAndBiases:
     """Weights & Biases. Its environment variables override our defaults.
 
     It cannot delete entries. `wandb.json` in the run's folder keeps the record's id and the last step sent of each
-    kind, so a resumed run sends nothing twice.
+    kind, so a resumed run sends nothing twice. A run that begins again, because it saved nothing, is a new record.
     """
 
-    def __init__(self, run: Path, config: RunConfig):
+    def __init__(self, run: Path, config: RunConfig, step: int = 0):
         self._module = import_module("wandb")
         self._file = run / "wandb.json"
         self._kept: dict[str, Any] = {"id": uuid.uuid4().hex[:8], "told": {}}
-        if self._file.exists():
+        if step and self._file.exists():
             self._kept |= read_table(self._file, "Remove it to begin a new record.", id=str, told=dict)
         self._before = dict(self._kept["told"])
         self._save()

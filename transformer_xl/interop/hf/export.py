@@ -177,7 +177,7 @@ tags:
 # {name}
 
 A Transformer-XL language model ([Dai et al., 2019](https://arxiv.org/abs/1901.02860)): it reads a text segment by
-segment, and each layer attends to its own outputs for the segments before.
+segment, and each layer also attends to its inputs of the segments before.
 
 | | |
 |---|---|
