@@ -226,7 +226,9 @@ def test_each_document_of_one_stream_has_its_own_contexts(tmp_path: Path):
     recl([tmp_path / "run"], data=str(tmp_path / "text.txt"), out=tmp_path, **SMALL)
     positions = np.load(tmp_path / "recl.npz")["positions"]
     assert ((positions + 1) % 31 >= 16).all(), "a document begins with its |"
-    with pytest.raises(ValueError, match=r"--positions must be at most 0, .* Give more text or a lower --max-context\."):
+    with pytest.raises(
+        ValueError, match=r"--positions must be at most 0, .* Give more text or a lower --max-context\."
+    ):
         recl([tmp_path / "run"], data=str(tmp_path / "text.txt"), **SMALL | {"max_context": 32})
 
 

@@ -179,6 +179,14 @@ class TestFiles:
         assert joined(corpus) == np.concatenate(documents_).tolist()
         assert sum(len(corpus.split(name).documents) for name in SPLITS) == 40
 
+    def test_documents_that_change_are_read_again(self, tmp_path: Path) -> None:
+        """The ids are the same; only what the index says is not."""
+        ids = np.arange(1200).reshape(-1, 30)
+        for size in (1, 2):
+            file = write_megatron(tmp_path / "a.bin", ids.reshape(-1, 30 * size).tolist(), 8)
+            corpus = opened(file)
+            assert sum(len(corpus.split(name).documents) for name in SPLITS) == 40 // size
+
     @pytest.mark.parametrize("at", [0, 9, 17, 18, 26, 34, -1])
     def test_an_index_that_disagrees_is_refused(self, tmp_path: Path, at: int) -> None:
         file = write_megatron(tmp_path / "a.bin", [[1, 2, 3]] * 40, 8)
@@ -349,3 +357,10 @@ class TestJsonLines:
         (tmp_path / "more.txt").write_text("text")
         with pytest.raises(Mistake, match=r"files of one format, got .*more\.txt"):
             open_corpus(tmp_path)
+
+
+def test_a_byte_order_mark_moves_no_cut(tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(200))
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt"), unit="char"))
+    assert "".join(corpus.vocab.decode(corpus.split(name).ids) for name in SPLITS) == text

@@ -98,6 +98,14 @@ def test_lists_of_texts_are_no_texts(name: str, tmp_path: Path) -> None:
         opened(tmp_path / name, "tags")
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_line_end_in_a_text_may_be_anywhere(name: str, tmp_path: Path) -> None:
+    """pyarrow reads a megabyte at a time. White space at the ends stays, too."""
+    texts = [f" row {n}\n" + "line\n" * 9999 + " " for n in range(60)]
+    split = opened(written(name, tmp_path, pyarrow.table({"text": texts})), "text").split("all")
+    assert split.ids.tobytes() == "".join(texts).encode() and len(split.documents) == 60
+
+
 def test_a_column_is_refused_where_there_is_none(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.csv.gz", "wb") as out:
         out.write(written("a.csv", tmp_path).read_bytes())

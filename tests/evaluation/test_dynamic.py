@@ -116,6 +116,17 @@ def test_rms_is_the_root_of_the_mean_square_and_has_mean_one() -> None:
         torch.testing.assert_close(r, root / mean)
 
 
+def test_gradients_are_measured_on_each_document_from_an_empty_memory() -> None:
+    """Documents of one segment: their gradients have no order."""
+    model, ids = small_model(), text_of(12, seed=3)
+    found = [
+        relative_rms(model, StreamLoader(each, batch_size=1, tgt_len=5, documents=[0, 6]), CALL)
+        for each in (ids, np.roll(ids, 6))
+    ]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @each_rule
 def test_decay_reaches_the_trained_weights_at_most(rule: str) -> None:
     model, part = small_model(), text(1, 6)

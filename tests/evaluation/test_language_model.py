@@ -165,6 +165,8 @@ def test_what_training_limited_can_be_switched_off():
     free = model.with_lengths(clamp_len=None, attn_len=None)
     assert free.config.eval_lengths == Lengths(tgt_len=5, mem_len=6)
     assert model.with_lengths(mem_len=2).config.eval_lengths == Lengths(tgt_len=5, mem_len=2, clamp_len=2)
+    asked = model.with_lengths(attn_len=3)  # not what training limited
+    assert asked.with_lengths(mem_len=2).config.eval_lengths.attn_len == 3
 
 
 def test_a_memory_replaces_the_context_that_is_read_again():

@@ -144,6 +144,18 @@ def test_a_call_consumes_the_cache_and_a_fork_is_independent() -> None:
     step(model, text(3, 2), after, call)
 
 
+@each_kind
+def test_selected_rows_go_on_as_before(kind: dict) -> None:
+    """Whatever a state remembers of a row, in another order and without the others."""
+    model, call, rows = small_model(**kind), lengths(5, tgt_len=3), torch.tensor([2, 0])
+    for start in (empty(model, 3, call), model.empty_memory(3, call)):
+        _, state = step(model, text(3, 8), start, call)
+        chosen = state.select(rows)
+        whole, _ = step(model, text(3, 3, seed=1), state, call)
+        part, _ = step(model, text(3, 3, seed=1)[rows], chosen, call)
+        torch.testing.assert_close(part, whole[rows])
+
+
 def test_rows_of_several_caches_can_be_joined() -> None:
     model, call = small_model(), lengths(6, tgt_len=4)
     parts = [
@@ -154,6 +166,14 @@ def test_rows_of_several_caches_can_be_joined() -> None:
     ]
     together, _ = step(model, torch.cat([text(1, 4, seed=1), text(2, 4, seed=2)]), KVCache.cat(parts), call)
     torch.testing.assert_close(together, torch.cat(alone))
+
+
+def test_padding_stays_padding_in_joined_rows() -> None:
+    """Also where all caches have as many positions."""
+    model, call, ids = small_model(), lengths(6, tgt_len=4), text(2, 4, seed=3)
+    parts = [step(model, text(1, 4, seed=n), empty(model, 1, call, [-n]), call)[1] for n in (0, 2)]
+    alone = [step(model, row[None], part.fork(), call)[0] for row, part in zip(ids, parts, strict=True)]
+    torch.testing.assert_close(step(model, ids, KVCache.cat(parts), call)[0], torch.cat(alone))
 
 
 def test_training_with_a_cache_is_refused() -> None:

@@ -329,6 +329,19 @@ def test_the_bits_of_a_row_do_not_depend_on_when_it_came(precision: str, built: 
     assert all(torch.equal(each, found[0]) for each in found)
 
 
+@torch.no_grad()
+def test_a_past_that_was_taken_out_does_not_change_with_its_row() -> None:
+    model, call, ids = inference_model(**VARIANTS["n-grams"]), lengths(12), text(2, 9, seed=1)
+    step = begin(model, text(2, 5), call)[0]
+    kept = [step.take(1) for _ in range(2)]
+    step.put(1, model.log_probs(text(1, 7, seed=2), model.empty_cache(1, call), call)[1])
+    found = []
+    for cache in (kept[0], begin(model, text(2, 5), call)[0].take(1)):
+        step.put(1, cache)
+        found.append(steps(step, ids)[1])
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("native", [False, True])
 @torch.no_grad()
 def test_a_row_that_is_taken_out_and_put_back_keeps_its_bits(engine: None, native: bool) -> None:

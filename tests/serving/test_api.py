@@ -536,6 +536,13 @@ def test_a_client_is_one_address_of_ipv4_or_one_network_of_ipv6() -> None:
     assert [network_of(name) for name in names] == found
 
 
+@pytest.mark.parametrize("own", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-6}], ids=str)
+def test_each_setting_of_drawing_can_leave_the_likeliest_token_alone(live, own):
+    asked = {"prompt": "a bird", "max_tokens": 30, "seed": 4}
+    greedy = live.post(**asked, temperature=0)["choices"][0]["text"]
+    assert live.post(**asked, **own)["choices"][0]["text"] == greedy != live.post(**asked)["choices"][0]["text"]
+
+
 def test_a_bias_makes_a_token_certain_or_impossible(live):
     asked = {"prompt": "a bird", "max_tokens": 9, "seed": 4}
     assert live.post(**asked, logit_bias={"98": 100.0})["choices"][0]["text"] == "b" * 9

@@ -221,20 +221,48 @@ def test_a_failure_ends_the_texts_and_not_the_engine(engine: Engine, monkeypatch
     assert len(fine.all()) == 6
 
 
-def test_no_numbers_end_one_text(engine: Engine) -> None:
-    weight = engine.model.embedding.tables[0] if hasattr(engine.model.embedding, "tables") else None
-    assert weight is not None
+def test_no_numbers_end_one_text() -> None:
+    """Texts in other rows go on, not only later ones."""
+    engine = Engine(language_model(tie_weight=False).model, BYTES, LENGTHS, rows=8)
+    with torch.no_grad():
+        engine.model.embedding.tables[0][7] = torch.nan
     bad, good = Written(), Written()
-    with torch.no_grad():
-        kept = weight[7].clone()
-        weight[7] = torch.nan
-    sampling_ids = np.array([7])
-    engine.submit([job(sampling_ids, bad, max_tokens=3)])
-    assert isinstance(bad.all()[-1], Failed)
-    with torch.no_grad():
-        weight[7] = kept
-    engine.submit([job(np.array([1]), good)])
-    assert isinstance(good.all()[-1], Ended)
+    never = Sampling(seed=0, bias=((7, -1000.0),))
+    fine = Job(ids=np.array([1]), past=None, lengths=LENGTHS, sampling=never, max_tokens=400, emit=good.events.put)
+    engine.submit([fine, job(np.array([7]), bad)])
+    engine.start()
+    try:
+        assert isinstance(bad.all()[-1], Failed)
+        assert isinstance(good.all()[-1], Ended)
+    finally:
+        engine.stop()
+
+
+def test_texts_in_neighbouring_rows_draw_each_by_its_own_settings(engine: Engine) -> None:
+    settings = ({}, {"temperature": 0.2}, {"top_k": 3}, {"top_p": 0.2}, {"bias": ((98, 9.0),)})
+    wanted = [Sampling(**{"seed": 5, "top_k": 0} | own) for own in settings]
+
+    def written(samplings: list[Sampling]) -> list[list[int]]:
+        outs, call = [Written() for _ in samplings], {"past": None, "lengths": LENGTHS, "max_tokens": 30}
+        pairs = zip(samplings, outs, strict=True)
+        engine.submit([Job(ids=np.array([1]), sampling=own, emit=out.events.put, **call) for own, out in pairs])
+        return [[event.token for event in out.all()[:-1]] for out in outs]
+
+    together = written(wanted)
+    assert together == [written([own])[0] for own in wanted]
+    assert len({tuple(text) for text in together}) == len(wanted)
+
+
+def test_a_shorter_memory_holds_for_what_is_written(engine: Engine) -> None:
+    """At lengths that no segmentation changes, tokens cost what they cost in a prompt."""
+    wrote, read, call = Written(), Written(), {"lengths": shorter_memory(LENGTHS, 3)}
+    ids = np.arange(20)
+    engine.submit([job(ids, wrote, max_tokens=30, **call)])
+    *events, _ = wrote.all()
+    whole = np.array([*ids, *(event.token for event in events)])
+    engine.submit([job(whole, read, max_tokens=0, echo=True, **call)])
+    costs = np.concatenate([event.log_probs for event in read.all()[:-1]])
+    np.testing.assert_allclose([event.log_prob for event in events], costs[-30:], atol=1e-4)
 
 
 def test_models_that_do_not_remember_are_refused() -> None:

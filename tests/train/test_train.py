@@ -40,7 +40,7 @@ from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import loop
 from transformer_xl.train.choices import choices, resolve_settings
-from transformer_xl.train.loop import fit
+from transformer_xl.train.loop import fit, train_segments
 from transformer_xl.train.scale import FIRST_SCALE, GROWTH_STEPS, LossScale
 from transformer_xl.train.step import MOST_SKIPPED, Trainer
 
@@ -82,6 +82,18 @@ AWD = {
     "mem_len": 0, "context_len": 6, "random_tgt_len": True, "ar_alpha": 0.2, "tar_beta": 0.1, "average_from": 3,
     "embedding_lr_ratio": 2.0, "min_lr_ratio": 0.3,
 }  # fmt: skip
+
+
+def test_settings_of_the_text_reach_the_loader_and_validation(corpus, tmp_path):
+    def segments(**changes: object) -> StreamLoader:
+        return train_segments(corpus, start(**changes)[1])
+
+    assert segments(passes=3).targets == 3 * 2000 - 1
+    lengths = [[s.ids.shape[1] for s in segments(random_tgt_len=True, seed=seed)] for seed in (1, 1, 2)]
+    assert lengths[0] == lengths[1] != lengths[2]
+    run(corpus, tmp_path / "run", eval_tokens=70)
+    entries = Run(tmp_path / "run").metrics.entries()
+    assert {entry["targets"] for entry in entries if entry.get("split") == "valid"} == {70}
 
 
 @pytest.mark.parametrize(
