@@ -74,7 +74,7 @@ def test_a_name_on_the_hub_is_converted_once_per_version(tmp_path, monkeypatch, 
         found = public_load_model(name)
         assert same(found.model, model) and found.vocab == WORDS
     assert asked[0] == ("some/model", "v1", "model*.safetensors") and asked[-1] == ("some/model", None, stored)
-    assert [path.name for path in (tmp_path / "cache" / "hub" / "some--model").iterdir()] == ["abc123"]
+    assert [path.name for path in (tmp_path / "cache" / "hub" / "some--model").glob("[!.]*")] == ["abc123"]
 
 
 def test_a_name_on_the_hub_without_a_vocabulary_is_converted_with_one(tmp_path, monkeypatch, capsys):

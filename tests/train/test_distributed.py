@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -19,12 +21,20 @@ from amount import ALL
 from filelock import FileLock
 from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, half_precision, scored, trainer_of
 from safetensors.torch import load_file
+from small_models import small_model
 from tiny_runs import without_clock
 from torch import Tensor
 
 from transformer_xl.commands.main import main
-from transformer_xl.run.checkpoint import TrainingState
+from transformer_xl.config.settings import RunConfig, TrainConfig
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.datasets import open_corpus
+from transformer_xl.mistake import Mistake
+from transformer_xl.run.checkpoint import TrainingState, save_checkpoint
+from transformer_xl.run.folder import Run
 from transformer_xl.runtime.ranks import Ranks
+from transformer_xl.train import agreement
+from transformer_xl.train.agreement import check_alike, check_folder
 
 TESTS = Path(__file__).parents[1]
 PARALLEL = ("ddp", "fsdp")
@@ -232,6 +242,49 @@ def test_after_a_killed_rank_and_a_signal_to_one_the_run_ends_with_the_same_figu
     log = (home / "killed" / "log.txt").read_text()
     assert log.count("2 ranks by fsdp") == 1 + len(ends) and log.count("sample:") == 2
     assert all(f"Resumed from step {step} of 16 (step_{step:08d})." in log for step in (11, 12))
+
+
+class Two:
+    """The first of two ranks; `theirs` are the other one's tensors, None: the same."""
+
+    def __init__(self, theirs: list[Tensor] | None = None):
+        self.own: list[Tensor] = []
+        self.theirs = theirs
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        self.own.append(tensor)
+        return [tensor, tensor if self.theirs is None else self.theirs[len(self.own) - 1]]
+
+
+def test_ranks_with_other_settings_texts_or_checkpoints_are_refused(tmp_path):
+    def corpus(text: str) -> Corpus:
+        (tmp_path / text[0]).write_text(text * 99)
+        return open_corpus(tmp_path / text[0])
+
+    saved, model = tmp_path / "run" / "checkpoints" / "step_00000003", small_model(vocab_size=256)
+    save_checkpoint(saved, model=model, vocab=corpus("a b").vocab, config=RunConfig(), step=3)
+    ours = (RunConfig(), corpus("a b"), Run(tmp_path / "new"))
+    rounding = replace(ours[0], train=TrainConfig(backend="strided", device="cuda"))
+    others = {
+        "": (rounding, *ours[1:]),
+        "settings": (replace(ours[0], train=TrainConfig(lr=0.5)), *ours[1:]),
+        "texts": (ours[0], corpus("c d"), ours[2]),
+        "checkpoints": (*ours[:2], Run(tmp_path / "run")),
+    }
+    for what, theirs in others.items():
+        check_alike(*theirs, there := Two())
+        with pytest.raises(Mistake, match=f"All ranks must have the same {what}") if what else nullcontext():
+            check_alike(*ours, Two(there.own))
+
+
+def test_a_rank_without_the_runs_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(agreement, "SHARED_SECONDS", 0)
+    (tmp_path / "environment.json").write_text("{}")
+    check_folder(Run(tmp_path), first := Two())
+    monkeypatch.setattr(Ranks, "gather", lambda _, __: first.own)
+    check_folder(Run(tmp_path), Ranks(1, 2))
+    with pytest.raises(Mistake, match="must be one folder for all ranks, and rank 1 has another"):
+        check_folder(Run(tmp_path / "none"), Ranks(1, 2))
 
 
 @pytest.mark.outside

@@ -78,6 +78,8 @@ class Train:
                 recipe, defaults, why = choose_recipe(self.data or "", overrides, unit)
             note = None if rank_and_size()[0] == 0 else recipes.unsaid
             config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data, note=note)
+        if self.print_config and rank_and_size()[0] > 0:
+            return 0
         if self.print_config:
             if why:
                 print(f"# {why}")
@@ -111,6 +113,7 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
     from ..report.page import write_page
     from ..runtime.device import prepare_process
     from ..runtime.ranks import join_ranks
+    from ..train.agreement import check_alike
     from ..train.start import prepare, score_best, train_and_save
     from ..train.trackers import Trackers, open_trackers
 
@@ -125,6 +128,8 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
         start = prepare(config, run, origin, ranks, resume=resume)
         if ranks.first:
             ranks.wait()
+        check_alike(start.config, start.corpus, run, ranks)  # a mistake of another rank is found here, too
+        if ranks.first:
             names = start.config.train.trackers
             tracked = open_trackers(names, run.path, start.config, step=run.step, warn=run.say)
             trackers = stack.enter_context(tracked)

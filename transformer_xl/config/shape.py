@@ -85,7 +85,7 @@ class TransformerXLConfig(Checked):
     dropatt: float = 0.0
     """Dropout on attention probabilities."""
     dropout_words: float = 0.0
-    """Share of the vocabulary whose embeddings are zero in a forward pass, at every position."""
+    """Share of the vocabulary whose embeddings are dropped in a forward pass, at every position."""
     dropout_input: float | None = None
     """Dropout on embeddings and position encodings; None: the value of dropout."""
     dropout_output: float | None = None

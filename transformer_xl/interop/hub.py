@@ -11,6 +11,7 @@ from ..evaluation.language_model import LanguageModel
 from ..mistake import Mistake
 from ..run.checkpoint import load_model as load_run
 from ..run.checkpoint import save_checkpoint
+from ..runtime.files import wait_for
 from .huggingface import PICKLED, TENSORS, VOCABULARIES
 from .reading import read_model
 
@@ -47,13 +48,15 @@ def local(path: str | Path) -> Path:
     snapshot = fetched(path)
     name = str(path).removeprefix(HUB).partition("@")[0]
     folder = cache_folder() / "hub" / name.replace("/", "--") / snapshot.name
-    if not folder.is_dir():
-        found = read_model(snapshot, "huggingface")
-        if found.vocab is None:
-            convert = f"`txl convert {path} --from huggingface --vocab FILE --to DIR`"
-            raise Mistake(f"{path} must have a vocabulary, and has none. Run {convert}, and name DIR instead.")
-        model, vocab, config = found.build()
-        save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with wait_for(folder.with_name(f".{folder.name}.lock"), f"converting {path}"):
+        if not folder.is_dir():
+            found = read_model(snapshot, "huggingface")
+            if found.vocab is None:
+                convert = f"`txl convert {path} --from huggingface --vocab FILE --to DIR`"
+                raise Mistake(f"{path} must have a vocabulary, and has none. Run {convert}, and name DIR instead.")
+            model, vocab, config = found.build()
+            save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
     return folder
 
 

@@ -95,8 +95,9 @@ class Stream(nn.Module):
         config, empty = model.config, model.empty_memory(1, lengths)
         if config.zero_memory or not isinstance(model.cached(empty, lengths), KVCache):
             raise Mistake(
-                "Only models whose memory is empty at the start can be exported to ONNX, so not with zero_memory and "
-                f"not of kind lstm or qrnn; got zero_memory = {config.zero_memory}, kind = {config.kind}."
+                "Only models whose memory is empty at the start can be exported to ONNX: without zero_memory, not of "
+                "kind lstm or qrnn, nor of a kind with another forward or remember; got zero_memory = "
+                f"{config.zero_memory}, kind = {config.kind}."
             )
         for module in self.modules():
             if isinstance(module, RelativeMultiheadAttention):

@@ -10,7 +10,7 @@ import numpy as np
 from ..config.settings import CorpusConfig
 from ..data.datasets import open_corpus
 from ..data.library import library
-from ..runtime.files import whole_folder
+from ..runtime.files import wait_for, whole_folder
 
 BYTES = {"train": 1_500_000, "valid": 50_000, "test": 100_000}
 """Bytes of each split of the toy text, taken from the source of Python's library."""
@@ -24,14 +24,16 @@ def make_text(name: str, folder: Path, size: str) -> Path:
     """
     toy = size == "toy"
     path = folder / ("lines" if toy and name == "sentences" else name)
-    if path.exists():
-        return path
-    with whole_folder(path) as new:
-        for split, text in _library() if toy else _treebank():
-            lines = text.splitlines(keepends=True)
-            if name == "sentences":
-                lines = [lines[i] for i in np.random.default_rng(0).permutation(len(lines))]
-            (new / f"{split}.txt").write_text("".join(lines), encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    with wait_for(folder / f".{path.name}.lock", f"writing {path}"):
+        if path.exists():
+            return path
+        with whole_folder(path) as new:
+            for split, text in _library() if toy else _treebank():
+                lines = text.splitlines(keepends=True)
+                if name == "sentences":
+                    lines = [lines[i] for i in np.random.default_rng(0).permutation(len(lines))]
+                (new / f"{split}.txt").write_text("".join(lines), encoding="utf-8")
     return path
 
 

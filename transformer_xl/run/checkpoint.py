@@ -69,7 +69,6 @@ def save_checkpoint(
     known_loss = valid_loss if valid_loss is not None and math.isfinite(valid_loss) else None
     header = {"format": parts.FORMAT, "version": parts.VERSION, "step": step, "valid_loss": known_loss}
     header |= {"report": list(report)} if report else {}
-    remove_unfinished(folder.parent)
     with whole_folder(folder) as unfinished:
         parts.write_tensors(unfinished / "model.safetensors", model)
         parts.write_json(unfinished / "config.json", header | asdict(config))
@@ -78,6 +77,7 @@ def save_checkpoint(
             parts.write_tensors(unfinished / "training.safetensors", training.tensors)
             parts.write_json(unfinished / "training.json", {"step": training.step, "scalars": training.scalars})
         seal(unfinished)
+    remove_unfinished(folder.parent, folder.name)  # not before: one of them may be the last whole copy
     if keep is not None:
         Run.of(folder).prune(keep)
     return folder

@@ -32,9 +32,16 @@ WEIGHT_TYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors; convert the library's error of writing to the `OSError` that caused it."""
-    try:
+    """Write tensors."""
+    with write_errors():
         save_file({name: _own_storage(value) for name, value in tensors.items()}, path)
+
+
+@contextmanager
+def write_errors() -> Iterator[None]:
+    """Convert the library's error of writing to the `OSError` that caused it."""
+    try:
+        yield
     except SafetensorError as error:
         code = re.search(r"os error (\d+)", str(error))
         if code is None:

@@ -229,8 +229,8 @@ def refuse_odd_name(name: Path | str, option: str) -> None:
 
 
 def holds_anything(folder: Path) -> bool:
-    """Whether a folder contains more than its lock."""
-    return any(path.name != LOCK for path in folder.iterdir())
+    """Whether a folder contains more than its lock and what a killed process left."""
+    return any(path.name != LOCK and not path.name.startswith(UNFINISHED) for path in folder.iterdir())
 
 
 def empty_folder(folder: Path) -> None:

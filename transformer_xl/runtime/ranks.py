@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,12 @@ class Ranks:
 def launch_id() -> str:
     """An id that all processes of one torchrun share, also after a restart; "" without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return f"process {os.getppid()}" if name == "none" else name
+    if name != "none":
+        return name
+    started = ""
+    with suppress(OSError):  # Linux says when the launcher started; numbers of processes recur
+        started = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"process {os.getppid()} {started}"
 
 
 @contextmanager
@@ -89,11 +95,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     if cuda:
         _take_device(device)
     try:
-        store, *_ = next(rendezvous("env://"))
-        if os.environ.get("GROUP_WORLD_SIZE") == "1":
-            # torchrun keeps its store through restarts, with the addresses of processes that have ended. The number of
-            # restarts is known on one machine only; several machines need a new store each time.
-            store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
+        store = _meet(ranks)
         backend, hour = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(hours=1)
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=hour)
         ended, copy = threading.Event(), store.clone()  # type: ignore[attr-defined]
@@ -112,6 +114,27 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _meet(ranks: Ranks) -> Store:
+    """The store through which ranks find each other. A minute of waiting is reported."""
+    restarts = variable("TORCHELASTIC_MAX_RESTARTS")
+    if variable("GROUP_WORLD_SIZE") > 1 and restarts and os.environ.get("TORCHELASTIC_RUN_ID") == "none":
+        raise Mistake("torchrun must get --rdzv-id to restart on several machines. Give one name on all of them.")
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    line = f"txl: Waiting for {ranks.size} ranks at {where}. To train in one process, unset RANK and WORLD_SIZE."
+    waits = threading.Timer(60, print, [line], {"file": sys.stderr, "flush": True})
+    waits.daemon = True
+    waits.start()
+    try:
+        store, *_ = next(rendezvous("env://"))
+    finally:
+        waits.cancel()
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return store
+    # torchrun keeps its store through restarts, with the addresses of processes that have ended. The number of restarts
+    # is known on one machine only; several machines need a new store each time.
+    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
 
 
 def _watch(store: Store, ranks: Ranks, ended: threading.Event) -> None:

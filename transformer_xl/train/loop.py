@@ -34,6 +34,7 @@ from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, clock
+from .agreement import check_alike, check_folder, check_ranks
 from .choices import choices, resolve_settings
 from .optim import learning_rate
 from .resuming import check_resumed, replanned, with_own_choices
@@ -89,6 +90,7 @@ def fit(
         begun = {"chosen": choices(config.train, model.config)}
     named = config.train.backend != "auto"
     config = _checked(model, corpus, config, run, ranks, resume=resume)
+    check_alike(config, corpus, run, ranks)
     segments = train_segments(corpus, config)
     with ExitStack() as stack:
         stack.enter_context(_settings_used(model, config.train, named=named))
@@ -97,11 +99,16 @@ def fit(
         if ranks.first:
             check_lock = stack.enter_context(lock_folder(run.path))
             run.begin(config, corpus, ranks=ranks.size, begun=begun)
+        check_folder(run, ranks)
+        if ranks.first:
             introduce(run, model, corpus, config, ranks)
         model.to(config.train.device).train()
         trainer = _trainer(model, segments, config.train, run.latest if resume else None, ranks)
         if ranks.first:
-            remove_unfinished(run.path)
+            for left in (run.path, run.path / "checkpoints"):
+                remove_unfinished(left)
+            if run.latest is not None:
+                run.prune(config.train.keep)
             run.metrics.truncate(trainer.step)
             printer = ProgressPrinter(log=run.path / "log.txt")
         else:
@@ -144,18 +151,6 @@ def _checked(
     for split in ("train", "valid"):
         corpus.split(split)
     return config
-
-
-def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
-    """Refuse a batch that the ranks cannot share, and a recording of a step of several ranks."""
-    if config.cuda_graph and ranks.size > 1:
-        raise Mistake("train.cuda_graph must be false with several ranks. Leave it out.")
-    parts = config.batch_chunk * ranks.size
-    if config.batch_size % parts:
-        raise Mistake(
-            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
-            f"{config.batch_size}. Change it, or start another number of ranks."
-        )
 
 
 @contextmanager

@@ -33,9 +33,10 @@ from ..run.parts import read_tensors, set_weights
 from ..runtime.device import resolve_device
 from ..runtime.files import refuse_odd_name
 from ..runtime.ranks import Ranks
+from .agreement import check_ranks
 from .choices import choices, resolve_settings
 from .growth import grown
-from .loop import check_ranks, fit
+from .loop import fit
 from .resuming import check_text, name_of
 from .step import Trainer
 from .trackers import Trackers, require_installed

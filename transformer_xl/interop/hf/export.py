@@ -29,7 +29,7 @@ from ...config.settings import RunConfig
 from ...mistake import Mistake
 from ...model.transformer_xl import TransformerXL
 from ...run.checkpoint import LoadedModel
-from ...run.parts import EXPORTED_VOCAB, dimensions, write_json
+from ...run.parts import EXPORTED_VOCAB, dimensions, write_errors, write_json
 from ...runtime.files import read_table, whole_folder
 from ..huggingface import OWN_TYPE, SCORE, weights_of
 from ..reading import read_model
@@ -60,7 +60,8 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
     wrapped.generation_config = GenerationConfig(bos_token_id=config.bos_token_id)
     with whole_folder(Path(folder)) as unfinished:
         logging.disable_progress_bar()  # transformers shows one even without a terminal
-        wrapped.save_pretrained(unfinished)
+        with write_errors():
+            wrapped.save_pretrained(unfinished)
         if vocab.unit != "id":
             fast_tokenizer(vocab, model.config.document_end).save_pretrained(unfinished)
             code, _ = _rewritten(_TOKENIZER)
