@@ -15,12 +15,12 @@ from small_models import small_model, text
 from torch import nn
 
 from transformer_xl.analysis.recl import (
-    draw,
     effective,
     feeding_of,
     gains,
     mean_losses,
     measure,
+    resample,
     sample_positions,
     true_losses,
 )
@@ -102,7 +102,7 @@ def test_intervals_hold_the_truth_and_shrink_to_it_without_noise():
     random = np.random.default_rng(5)
     places = np.sort(random.choice(20_000, 600, replace=False))
     exact = falling(CONTEXTS, [20, 40], np.full(600, 0.5))
-    draws = draw(places, 55, seed=1, replicates=50)
+    draws = resample(places, 55, seed=1, replicates=50)
     found = measure(exact, CONTEXTS, 0.5, draws)
     for tokens, reached, interval in (found.length, found.net):
         assert tokens.tolist() == [20, 40] and (interval == tokens).all() and reached.all()
@@ -118,7 +118,7 @@ def test_noise_alone_has_gains_but_no_net_gain():
     """Half of the targets are at 0.1 nats above the others, another half at each context: g = 1 - exp(-0.025)."""
     random = np.random.default_rng(2)
     losses = 4 + 0.1 * (random.random((1, len(CONTEXTS), 40_000)) < 0.5)
-    draws = draw(np.arange(40_000), 55, seed=1, replicates=20)
+    draws = resample(np.arange(40_000), 55, seed=1, replicates=20)
     found = measure(losses, CONTEXTS, 1.0, draws)
     np.testing.assert_allclose([found.relative, found.back], 1 - math.exp(-0.025), rtol=0.05)
     assert not found.length.reached[0] and found.net.reached[0] and found.net.tokens[0] == CONTEXTS[0]
@@ -133,9 +133,9 @@ def test_gains_of_going_back_follow_the_definition(losses):
 
 def test_draws_take_whole_stretches_of_text():
     places = np.array([3, 5, 12, 19, 40])
-    draws = draw(places, 10, seed=1, replicates=200)
+    draws = resample(places, 10, seed=1, replicates=200)
     assert draws.shape == (200, 5) and (draws[:, 0] == draws[:, 1]).all() and (draws[:, 2] == draws[:, 3]).all()
-    assert (draws[:, [0, 2, 4]].sum(1) == 3).all() and (draws == draw(places, 10, seed=1, replicates=200)).all()
+    assert (draws[:, [0, 2, 4]].sum(1) == 3).all() and (draws == resample(places, 10, seed=1, replicates=200)).all()
 
 
 @given(

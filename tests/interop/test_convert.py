@@ -156,16 +156,16 @@ def test_unstated_settings_come_from_the_recipe_of_the_same_shape(tmp_path, monk
     source = Source(tmp_path, TENSORFLOW, dict(state))
     wider = configure.run_settings(source)  # TensorFlow's same_length sees one key more
     assert wider.eval_lengths == replace(recipe.eval_lengths, attn_len=41)
-    source.state({"mem_len": 50, "same_length": True})
+    source.add_settings({"mem_len": 50, "same_length": True})
     stated = configure.run_settings(source)  # it states the lengths of evaluation
     assert stated.eval_lengths == replace(recipe.eval_lengths, mem_len=50, attn_len=51)
     assert stated.train.lengths == recipe.train.lengths
     source = Source(tmp_path, TENSORFLOW, dict(state))
-    source.state({"mem_len": 50})
+    source.add_settings({"mem_len": 50})
     assert configure.run_settings(source).eval_lengths == stated.eval_lengths  # the recipe's window is same_length
 
     source = Source(tmp_path, Dialect(), dict(state))
-    source.state({"tgt_len": 20, "mem_len": 20, "clamp_len": -1, "same_length": False})
+    source.add_settings({"tgt_len": 20, "mem_len": 20, "clamp_len": -1, "same_length": False})
     assert configure.run_settings(source).eval_lengths == Lengths(tgt_len=20, mem_len=20)  # not the recipe's
 
 

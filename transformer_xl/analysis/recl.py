@@ -148,7 +148,9 @@ def middle(values: np.ndarray, method: Literal["linear", "inverted_cdf"] = "line
     return np.quantile(values, (0.025, 0.975), axis=0, method=method)
 
 
-def draw(positions: Int[np.ndarray, " P"], stretch: int, seed: int, replicates: int = 1000) -> Int[np.ndarray, "R P"]:
+def resample(
+    positions: Int[np.ndarray, " P"], stretch: int, seed: int, replicates: int = 1000
+) -> Int[np.ndarray, "R P"]:
     """The count of each position in each draw. Stretches of text are drawn, because neighbours are correlated."""
     stretches, owner = np.unique(positions // stretch, return_inverse=True)
     number = len(stretches)

@@ -79,7 +79,7 @@ class Attention:
         )
         segments = report_progress(loader, "averaging")
         average = attention.average_attention(loaded.model, segments, lengths, context_len=again, precision=precision)
-        trained.refuse_infinite(average.sums, average.entropy)
+        trained.refuse_diverged(average.sums, average.entropy)
         looks, targets = [], []
         for position in positions:
             start = int(documents[documents <= position].max())  # the document of the position: from here

@@ -67,7 +67,7 @@ class Eval:
     """Print one JSON object."""
 
     def run(self) -> None:
-        from ..evaluation.splits import refuse_infinite, score_split, show_results
+        from ..evaluation.splits import report_infinite, score_split, show_results
         from ..interop.hub import local
         from ..run.trained import TrainedRun, split_of
 
@@ -103,7 +103,7 @@ class Eval:
         else:
             show_results(split, results, how=self.title(learning))
         advice = f"Lower --dynamic-lr, which is {learning.lr:g}." if learning else "Score another checkpoint."
-        refuse_infinite([result.nats for result in results], f"results are not finite: the weights diverged. {advice}")
+        report_infinite([result.nats for result in results], f"results are not finite: the weights diverged. {advice}")
 
     def _learning(self, problems: Problems) -> DynamicConfig | None:
         """How the model learns while it scores; None: it does not. Mistakes are added to the problems."""

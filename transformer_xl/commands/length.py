@@ -42,7 +42,7 @@ class Length(ComparisonOptions):
             how = replace(own, max_tokens=self.max_tokens, batch_size=self.batch_size or own.batch_size)
             model, precision = run.load().model, group.precision
             found = sweep(model, run.config, group.split, lengths, group.vocab, how=how, precision=precision)
-            run.refuse_infinite(np.array([result.loss for result in found.results]))
+            run.refuse_diverged(np.array([result.loss for result in found.results]))
             readings[name] = found.description
             results = []
             for index, (attn_len, result) in enumerate(zip(found.attn_lens, found.results, strict=True)):

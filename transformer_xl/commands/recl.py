@@ -64,7 +64,7 @@ class Recl(ComparisonOptions):
         )
         contexts = np.arange(step, longest + 1, step)
         losses, readings = _losses(group, self, contexts, targets)
-        draws = measures.draw(targets, longest, seed)
+        draws = measures.resample(targets, longest, seed)
         shares = [measures.measure(losses, contexts, share, draws) for share in self.r]
         mean, interval = measures.mean_losses(losses, draws)
         figures = [
@@ -107,7 +107,7 @@ def _losses(
         seen = np.minimum(contexts, plan.most)
         losses.append(score(run.load().model, contexts=seen, lengths=plan.lengths, batch_size=options.batch_size))
         readings.append(plan.description)
-        run.refuse_infinite(losses[-1])
+        run.refuse_diverged(losses[-1])
     return np.stack(losses), readings
 
 

@@ -31,7 +31,7 @@ class Score:
         from ..data.reading import read_text
         from ..data.vocab import text_of
         from ..evaluation.lines import score_lines
-        from ..evaluation.splits import refuse_infinite
+        from ..evaluation.splits import report_infinite
         from ..interop.hub import local
         from ..run.trained import TrainedRun
 
@@ -58,4 +58,4 @@ class Score:
         for each in scores:
             plain = f"{each.log_prob:.6f}\t{each.ppl:.4f}\t{each.bits:.4f}"
             print(json.dumps(each.to_json()) if self.json else plain)
-        refuse_infinite([each.nats for each in scores], "lines have no finite score. Use another checkpoint.")
+        report_infinite([each.nats for each in scores], "lines have no finite score. Use another checkpoint.")

@@ -7,7 +7,7 @@ text, the training and the scoring. A recipe is a TOML file with one table per s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from .problems import Checked, Problem, out_of_bounds
@@ -31,6 +31,9 @@ class Lengths(Checked):
 
     def _problems(self) -> Iterator[Problem]:
         return _length_problems(self)
+
+
+LENGTHS = tuple(each.name for each in fields(Lengths))
 
 
 def _length_problems(lengths: Any) -> Iterator[Problem]:
@@ -317,11 +320,10 @@ class RunConfig(Checked):
     @property
     def eval_lengths(self) -> Lengths:
         """The lengths of `eval`; where one is None, the length of `train`."""
-        names = ("tgt_len", "mem_len", "clamp_len", "attn_len")
-        asked = {name: getattr(self.eval, name) for name in names}
+        asked = {name: getattr(self.eval, name) for name in LENGTHS}
         if self.eval.context_len:
             asked["mem_len"] = 0
-        return Lengths(**{name: getattr(self.train, name) if asked[name] is None else asked[name] for name in names})
+        return Lengths(**{name: getattr(self.train, name) if asked[name] is None else asked[name] for name in LENGTHS})
 
     def writing_lengths(self, lengths: Lengths) -> Lengths:
         """The lengths for generating text. Without a memory, a segment includes the context that is read again."""

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch.nn.utils.rnn import pad_sequence
 
-from ..config.settings import Lengths
+from ..config.settings import LENGTHS, Lengths
 from ..data.vocab import text_of
 from ..mistake import Mistake
 from ..run.checkpoint import LoadedModel
@@ -70,7 +70,7 @@ class LanguageModel(LoadedModel):
         Raises:
             Mistake: these lengths are impossible.
         """
-        if unknown := lengths.keys() - {"tgt_len", "mem_len", "clamp_len", "attn_len"}:
+        if unknown := lengths.keys() - {*LENGTHS}:
             raise Mistake(f"with_lengths takes tgt_len, mem_len, clamp_len and attn_len, got {', '.join(unknown)}.")
         trained, mem_len = self.config.train.attn_len, lengths.get("mem_len")
         if trained is not None and mem_len is not None and self.config.eval.attn_len is None and trained > mem_len + 1:
@@ -176,10 +176,10 @@ class LanguageModel(LoadedModel):
         counts, device = list(map(len, rows)), device_of(self.model)
         log_probs, _ = read_prompts(self._reader(lengths), ids, counts, lengths, device, state=state)
         best = log_probs.exp().topk(min(count, len(self.vocab)))
-        found = [
-            [(TokenText(self.vocab, with_before(row, context)).write(token), p) for token, p in zip(*pair, strict=True)]
-            for row, *pair in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        found = []
+        for row, ids_of_row, probs in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True):
+            texts = [TokenText(self.vocab, with_before(row, context)).write(token) for token in ids_of_row]
+            found.append(list(zip(texts, probs, strict=True)))
         return found if isinstance(prompt, list) else found[0]
 
     @overload

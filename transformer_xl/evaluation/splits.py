@@ -59,7 +59,7 @@ def segments_of(
     )
 
 
-def refuse_infinite(nats: Sequence[float], sentence: str) -> None:
+def report_infinite(nats: Sequence[float], sentence: str) -> None:
     """Raise `FloatingPointError` if some values are not finite. Called after they were printed."""
     infinite = sum(not math.isfinite(cost) for cost in nats)
     if infinite:

@@ -42,8 +42,8 @@ def read_huggingface(path: Path) -> Source:
     if own:
         source.run = _exported_run(config, path / "config.json")
     else:
-        source.state(config)
-    source.add_state(weights, lambda name: name.removeprefix("model." if own else "transformer."))
+        source.add_settings(config)
+    source.add_arrays(weights, lambda name: name.removeprefix("model." if own else "transformer."))
     if not own and not any(name.startswith("crit.") for name in source.arrays):
         _add_softmax(source)
     file = next((path / name for name in VOCABULARIES if (path / name).is_file()), None)

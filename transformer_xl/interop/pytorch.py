@@ -39,7 +39,7 @@ def read_original(path: Path) -> Source:
         parts = module_parts(content)
         if "module" in parts:  # in a data-parallel wrapper
             parts = module_parts(parts["module"])
-        source.state(_settings(parts))
+        source.add_settings(_settings(parts))
         state = module_state(parts)
     elif isinstance(content, Mapping):
         wrapped = next((name for name in ("model_state_dict", "state_dict") if name in content), None)
@@ -49,8 +49,8 @@ def read_original(path: Path) -> Source:
     if not is_state(state):
         kind = content.name if isinstance(content, StandIn) else f"a {type(content).__name__} of other things"
         raise Mistake(f"{file} must hold a module or its state dict, and holds {kind}. Is it --from nvidia?")
-    source.add_state(state, lambda name: name.removeprefix("module."))
-    source.state_beside(file.parent)
+    source.add_arrays(state, lambda name: name.removeprefix("module."))
+    source.add_settings_beside(file.parent)
     if (file.parent / "cache.pt").is_file():
         source.vocab = read_vocabulary(file.parent / "cache.pt")
     return source
@@ -73,11 +73,11 @@ def read_nvidia(path: Path) -> Source:
     if not isinstance(content, Mapping) or not is_state(state):
         raise Mistake(f"{path} must be a dict with model_state, as NVIDIA's code saves it. Is it --from original?")
     source = Source(path, Dialect(same_length=1, states_training=True))
-    source.add_state(state, _original_name)
+    source.add_arrays(state, _original_name)
     stated_in = "model_config" if "model_config" in content else "args"
     settings = content.get(stated_in)
     settings = settings.attributes if isinstance(settings, StandIn) else settings
-    source.state(settings if isinstance(settings, Mapping) else {})
+    source.add_settings(settings if isinstance(settings, Mapping) else {})
     others = [str(name) for name in content if name not in ("model_state", stated_in, "vocab")]
     source.left_out |= dict.fromkeys(others, "state of the training")
     source.vocab = pickled_vocabulary(content, str(path))

@@ -67,7 +67,7 @@ class Source:
         self.arrays[canonical] = array
         self.spelled[canonical] = name
 
-    def add_state(self, state: Mapping[str, Tensor], original: Callable[[str], str] = str) -> None:
+    def add_arrays(self, state: Mapping[str, Tensor], original: Callable[[str], str] = str) -> None:
         """Add a state dict. `original` converts its names to the original's."""
         for name, array in state.items():
             canonical = original(name)
@@ -76,14 +76,14 @@ class Source:
             else:
                 self.add(name, canonical, array)
 
-    def state(self, settings: Mapping[str, object]) -> None:
+    def add_settings(self, settings: Mapping[str, object]) -> None:
         """Add hyper-parameters that the source states; null is ignored."""
         self.stated |= {str(name): value for name, value in settings.items() if value is not None}
 
-    def state_beside(self, folder: Path) -> None:
+    def add_settings_beside(self, folder: Path) -> None:
         """Add the hyper-parameters in the JSON files of a folder, including `corpus-info.json`."""
         for file in sorted(folder.glob("*.json")):
-            self.state(read_table(file, "Get it again, or move it away."))
+            self.add_settings(read_table(file, "Get it again, or move it away."))
 
     def spelling(self, canonical: str) -> str:
         """The source's name of an array, or the original's name if it has none."""

@@ -56,7 +56,7 @@ def read_tensorflow(path: Path) -> Source:
             canonical, transposed = _canonical(name)
             source.add(name, canonical, array.T if transposed and array.ndim == 2 else array)
     for folder in folders:
-        source.state_beside(folder)
+        source.add_settings_beside(folder)
         if (folder / "cache.pkl").is_file():
             source.vocab = read_vocabulary(folder / "cache.pkl")
     if source.stated.get("proj_same_dim") is not True:

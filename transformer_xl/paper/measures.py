@@ -138,7 +138,7 @@ def make_attention(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> N
     study.txl(["analyse", "attention", run, *study.facts("look").split(), "--out", str(folder / str(seed))])
 
 
-def make_text(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
+def make_samples(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
     """Samples beside the reference, at positions drawn by chance (Appendix E)."""
     run, how = str(study.folder(exhibit.lines[0].row, seed)), study.facts("write").split()
     draws = [["--at", "random", "--reference", "--seed", str(draw)] for draw in range(1, SAMPLES + 1)]
@@ -155,5 +155,5 @@ MEASURES = {
     "recl": Measure(("r = 0.1", "r = 0.5", "r = 1"), recl_values, make_recl),
     "speed": Measure(("slowdown", "attention length"), speed_values, make_speed, draw_first_column),
     "attention": Measure(make=make_attention),
-    "text": Measure(make=make_text),
+    "text": Measure(make=make_samples),
 }

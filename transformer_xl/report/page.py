@@ -12,12 +12,13 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..config.settings import LENGTHS
 from ..run.folder import short_names
 from ..runtime.files import write_whole
 from . import summary
 from .curves import HEIGHT, WIDTH, training_curves
 from .lead import heading, known, legend, memory_chart, memory_table, pieces
-from .record import LENGTHS, Record, number, read_run
+from .record import Record, number, read_run
 from .summary import UNKNOWN, Table, line_class, main_figures
 
 PAGE = "report.html"

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from ..config.settings import RunConfig
+from ..config.settings import LENGTHS, RunConfig
 from ..config.values import fits
 from ..run.folder import Run
 from ..run.metrics import validations
 from .figures import Figures, stored_figures
 
 TRACKED = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "seconds", "skipped", "overflows")
-LENGTHS = ("tgt_len", "mem_len", "clamp_len", "attn_len")
 Entry = Mapping[str, object]
 """A line of `metrics.jsonl`."""
 LARGEST_PICTURE = 1 << 24

@@ -14,7 +14,7 @@ import torch
 
 from ..config.problems import OPTION, Problems
 from ..config.recipe import text_name
-from ..config.settings import Lengths, RunConfig
+from ..config.settings import LENGTHS, Lengths, RunConfig
 from ..config.shape import RECURRENT
 from ..data.corpora.published import DATASETS
 from ..data.corpus import Corpus, Split
@@ -50,7 +50,7 @@ class TrainedRun:
         problems.
         """
         own, asked = self.config.eval_lengths, {}
-        for name in ("tgt_len", "mem_len", "clamp_len", "attn_len"):
+        for name in LENGTHS:
             given = getattr(options, name, None)
             asked[name] = given if isinstance(given, tuple) else () if given is None else (given,)
         same_length = getattr(options, "same_length", False)
@@ -80,7 +80,7 @@ class TrainedRun:
         build_native(self.device)
         return load_model(self.path, device=self.device or "cpu")
 
-    def refuse_infinite(self, *figures: np.ndarray) -> None:
+    def refuse_diverged(self, *figures: np.ndarray) -> None:
         """Raise a `Mistake` if a figure of the model is not finite. Called before anything is written."""
         if not all(np.isfinite(each).all() for each in figures):
             raise Mistake(
