@@ -247,9 +247,9 @@ def test_what_only_late_layers_or_matches_reach_is_read_before_a_token():
 
 def test_context_that_is_read_again_is_seen():
     model, ids, call = small_model(), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=0)
-    seen = position_attention(model, ids, 30, call, context_len=9)
-    assert seen.ids.tolist() == ids[21:31].tolist()
-    _, found, _ = attended(model, torch.from_numpy(ids[None, 21:31]), None, call)
+    seen = position_attention(model, ids, 30, call, context_len=19)  # more than the layers reach in segments
+    assert seen.ids.tolist() == ids[11:31].tolist()
+    _, found, _ = attended(model, torch.from_numpy(ids[None, 11:31]), None, call)
     for layer, (maps, _) in enumerate(found):
         np.testing.assert_allclose(seen.probability[layer], maps.probability[0, 0, :, -1].flip(-1), atol=1e-12)
     loader = StreamLoader(ids, batch_size=1, tgt_len=4, context_len=9)

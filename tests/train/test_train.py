@@ -391,6 +391,8 @@ def test_averaged_weights_are_scored_and_saved(corpus, tmp_path):
     assert read_header(Run(tmp_path).latest)["valid_loss"] == losses["valid-average"]
     known = validations(Metrics(tmp_path / "metrics.jsonl").entries())
     assert [(e["step"], e["split"]) for e in known] == [(4, "valid"), (8, "valid-average")]
+    final = {"step": 8, "split": "valid", "loss": 1.0, "checkpoint": "step_00000008"}
+    assert validations([*known, final]) == known
     saved, first = (start()[0] for _ in range(2))
     load_weights(saved, Run(tmp_path).latest)
     assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters(), strict=True))

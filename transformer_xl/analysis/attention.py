@@ -317,8 +317,8 @@ def _attention_after(
     tokens = torch.from_numpy(ids.astype(np.int64))[None].to(device)
     reach = len(attending_layers(model)) * (lengths.mem_len + lengths.tgt_len)
     reach += 0 if model.ngrams is None else model.ngrams.reach
-    start += max(position - reach - start, 0) // lengths.tgt_len * lengths.tgt_len
     first = max(position - context_len, start)
+    start += max(first - reach - start, 0) // lengths.tgt_len * lengths.tgt_len
     memory = reader.empty_memory(1, lengths)
     found: list[list[Float[np.ndarray, "H S"]]] = [[] for _ in range(len(ids) - position)]
 

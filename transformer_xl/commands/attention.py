@@ -114,8 +114,8 @@ class Attention:
 
 
 def _streams(tokens: int, most: int, lengths: Lengths) -> int:
-    """The number of streams to read. Each begins with an empty memory, so there are few
-    enough that it is full for most tokens; if there are too few, standard error says so."""
+    """The number of streams to read. Each begins with an empty memory, so there are few enough that it is full for most
+    tokens; if the text is too short for that, standard error says so."""
     streams = max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
     if tokens // streams <= lengths.mem_len:
         filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"

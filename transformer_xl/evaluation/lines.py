@@ -65,8 +65,8 @@ def score_lines(
     The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
     token and the last target of each line. Without one (enwik8, newlines dropped) the first token is only context.
     Without a memory, each segment reads the `context_len` tokens before it again. The id `document_end` counts no
-    bytes. The first segment of a batch has about `batch_tokens` targets; at least half of what is read for the first
-    time are targets.
+    bytes. The first segment of a batch has about `batch_tokens` positions. At least half of all positions are targets,
+    without the context that is read again.
     """
     tokens = [_frame_line(vocab, line, number) for number, line in enumerate(lines, start=1)]
     nats = torch.zeros(len(tokens), dtype=torch.float64)

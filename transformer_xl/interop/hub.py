@@ -48,6 +48,8 @@ def local(path: str | Path) -> Path:
     snapshot = fetched(path)
     name = str(path).removeprefix(HUB).partition("@")[0]
     folder = cache_folder() / "hub" / name.replace("/", "--") / snapshot.name
+    if folder.is_dir():
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with wait_for(folder.with_name(f".{folder.name}.lock"), f"converting {path}"):
         if not folder.is_dir():

@@ -202,10 +202,10 @@ def _same(source: Source, name: str, other: str) -> bool:
     return other in arrays and torch.equal(arrays[name], arrays[other])
 
 
-def _require_array(source: Source, name: str, *ranks: int) -> Tensor:
+def _require_array(source: Source, name: str, *ndims: int) -> Tensor:
     """An array of the source with one of these numbers of dimensions; without it, the source is no Transformer-XL."""
     array = source.arrays.get(name)
-    if array is None or array.ndim not in ranks:
+    if array is None or array.ndim not in ndims:
         has = "lacks" if array is None else f"has a {array.ndim}-dimensional"
         names = ", ".join(list(source.spelled.values())[:4])
         raise Mistake(

@@ -63,16 +63,14 @@ class KVCache:
     """The last tokens, as in `Memory`."""
 
     def grow_to(self, mem_len: int) -> KVCache:
-        """The cache, filled up to `mem_len` positions with zeros that count (`model.zero_memory`). If it has to grow,
-        this consumes it."""
+        """The cache, or a new one, filled up to `mem_len` positions with zeros that count (`model.zero_memory`)."""
         lacking = mem_len - self.length
         if self.zero_kv is None or lacking <= 0:
             return self
         self._check()
-        self.spent = True
         pairs = zip(self._live(), self.zero_kv, strict=True)
         buffers = [torch.cat([zeros.expand(len(kv), -1, -1, lacking, -1), kv], dim=3) for kv, zeros in pairs]
-        return replace(self, buffers=buffers, length=mem_len, first=0, spent=False)
+        return replace(self, buffers=buffers, length=mem_len, first=0)
 
     def begin(self, tokens: int, lengths: Lengths) -> int:
         """Make room for T = `tokens` more positions. Return the number of distances that the call needs.
@@ -161,10 +159,12 @@ class KVCache:
 
     @staticmethod
     def cat(caches: Sequence[KVCache]) -> KVCache:
-        """Join the rows of several caches. Shorter ones are padded in front with positions that do not count."""
+        """Join the rows of several caches. Shorter ones are padded in front with positions that do not count, or, with
+        `zero_memory`, with zeros that do."""
         for cache in caches:
             cache._check()
         length = max(cache.length for cache in caches)
+        caches = [cache.grow_to(length) for cache in caches]
         layers = zip(*(cache._live() for cache in caches), strict=True)
         buffers = [torch.cat([pad(kv, (0, 0, length - kv.shape[3], 0)) for kv in layer]) for layer in layers]
         whole = all(cache.valid is None and cache.length == length for cache in caches)

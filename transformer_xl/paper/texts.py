@@ -24,9 +24,11 @@ def make_text(name: str, folder: Path, size: str) -> Path:
     """
     toy = size == "toy"
     path = folder / ("lines" if toy and name == "sentences" else name)
+    if path.exists():
+        return path
     folder.mkdir(parents=True, exist_ok=True)
     with wait_for(folder / f".{path.name}.lock", f"writing {path}"):
-        if path.exists():
+        if path.exists():  # another process has written it
             return path
         with whole_folder(path) as new:
             for split, text in _library() if toy else _treebank():

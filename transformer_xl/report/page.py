@@ -91,7 +91,8 @@ def evaluations(records: Sequence[Record]) -> Table:
     rows = []
     for record in records:
         for entry in record.evaluations:
-            if entry["split"] in ("valid", "valid-average") and entry is not record.best_valid:
+            validation = entry["split"] in ("valid", "valid-average") and "checkpoint" not in entry
+            if validation and entry is not record.best_valid:
                 continue
             lengths = [NO_LENGTH.get(n, UNKNOWN) if entry.get(n) is None else entry[n] for n in LENGTHS]
             costs = [f"{number(entry.get(name)):.4f}".replace("nan", UNKNOWN) for name in ("loss", "bits_per_byte")]

@@ -77,7 +77,7 @@ class Record:
     @cached_property
     def best_valid(self) -> Entry | None:
         """The validation with the lowest loss, of those over the targets and at the lengths of the last one."""
-        known = [e for e in validations(self.entries) if math.isfinite(number(e["loss"]))]
+        known = [e for e in validations(self.entries) if math.isfinite(number(e.get("loss")))]
         alike = [e for e in known if all(e.get(name) == known[-1].get(name) for name in ("targets", *LENGTHS))]
         return min(alike, key=lambda entry: number(entry["loss"]), default=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,12 @@ class Metrics:
         return [entry for entry in entries[:damaged] if entry is not None]
 
 
-def validations(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The validations of the weights that a run saves: those of the average, from the step on where it begins."""
-    found = {entry["step"]: entry for entry in entries if entry.get("split") == "valid"}
-    found |= {entry["step"]: entry for entry in entries if entry.get("split") == "valid-average"}
-    return list(found.values())
+def validations(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The validations of the weights that a run saves: of their average, from the step on where it begins. A final
+    score, which names its checkpoint, is none."""
+    averaged = {entry["step"] for entry in entries if entry.get("split") == "valid-average"}
+    found = [e for e in entries if e.get("split") in ("valid", "valid-average") and "checkpoint" not in e]
+    return [e for e in found if e["split"] != "valid" or e["step"] not in averaged]
 
 
 def _entry(line: str) -> dict[str, Any] | None:

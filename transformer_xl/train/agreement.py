@@ -40,7 +40,7 @@ def check_alike(config: RunConfig, corpus: Corpus, run: Run, ranks: Ranks) -> No
     corpus_alone = replace(config.corpus, name="", vocab="")  # paths may differ
     settings = replace(config, corpus=corpus_alone, train=replace(config.train, backend="auto", device="auto"))
     texts = {name: split.sha256 for name, split in corpus.header.splits.items()}
-    sums = "" if run.latest is None else _content(run.latest / SEAL).decode()
+    sums = "" if run.latest is None else hashlib.sha256(_content(run.latest / SEAL)).hexdigest()
     held = {
         "settings": asdict(settings),
         "texts": [texts, corpus.vocab.fingerprint],
