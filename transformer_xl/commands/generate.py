@@ -89,13 +89,13 @@ class Generate:
         read = [read_text(p.removeprefix("@")) if p == "-" or p.startswith("@") else p for p in self.prompt]
         loaded = trained.load()
         prompts, following = _prompts(self, read, loaded) or [""], {}
-        if unknown := loaded.vocab.unknown_in(prompts, "the prompt"):
-            print(f"{unknown}.", file=sys.stderr)
         texts = [_prompt_text(prompt) for prompt in prompts]
         if self.from_test is not None:
             context, after = _test_ids(self, trained.text(loaded.vocab, None, "test", "test").ids, loaded.vocab)
             prompts, texts = [context], [loaded.vocab.decode(context)]
             following = {"reference": loaded.vocab.decode(after)} if self.reference else {}
+        if unknown := loaded.vocab.unknown_in(prompts, "the prompt"):
+            print(f"{unknown}.", file=sys.stderr)
         prompts = [prompt for prompt in prompts for _ in range(self.n)]
         texts = [text for text in texts for _ in range(self.n)]
         lengths = config.writing_lengths(found[0])

@@ -223,9 +223,10 @@ class Vocab:
             )
         return ids.astype(self.dtype, copy=False)
 
-    def unknown_in(self, texts: Iterable[str | bytes], name: str) -> str:
-        """How many tokens of the texts are unknown to the model, as a clause; "" if none. `name` names the texts."""
-        ids = [self.encode(text) for text in texts]
+    def unknown_in(self, texts: Iterable[str | bytes | np.ndarray], name: str) -> str:
+        """How many tokens of the texts, or of ids, are unknown to the model, as a clause; "" if none. `name` names the
+        texts."""
+        ids = [text if isinstance(text, np.ndarray) else self.encode(text) for text in texts]
         unknown = 0 if self.unk is None else sum(int((each == self.unk).sum()) for each in ids)
         counts = f"{unknown:,} of {sum(map(len, ids)):,} {self.unit}s"
         return f"{counts} of {name} are unknown to the model" if unknown else ""
