@@ -50,7 +50,7 @@ class Attention:
 
     def run(self) -> None:
         """Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays."""
-        from ..analysis import attention
+        from ..analysis import attention, heads
         from ..analysis.comparison import save_arrays
         from ..analysis.figures import if_possible
         from ..data.loader import StreamLoader
@@ -98,14 +98,14 @@ class Attention:
                 )
         chosen = named or average.widest(NOTABLE)
         facts: dict[str, object] = {"run": str(trained.path), **split.about, "queries": average.queries}
-        facts |= {"precision": precision, "lengths": asdict(lengths), **attention.head_facts(average)}
-        facts["positions"] = attention.passage_facts(looks, chosen, loaded.vocab)
+        facts |= {"precision": precision, "lengths": asdict(lengths), **heads.head_facts(average)}
+        facts["positions"] = heads.passage_facts(looks, chosen, loaded.vocab)
         folder = self.out or trained.path / "attention"
         arrays = {"probability": average.probability, "sums": average.sums, "counts": average.counts}
         arrays |= {f"position_{look.position}": look.probability for look in looks}
         save_arrays(folder / "attention", facts, arrays)
         title = f"{split.corpus}, {split.name}"
-        paths = if_possible(lambda: attention.draw_heads(folder, average, chosen, looks, targets, loaded, title))
+        paths = if_possible(lambda: heads.draw_heads(folder, average, chosen, looks, targets, loaded, title))
         if self.json:
             print(json.dumps(facts | {"files": [str(path) for path in paths]}))
         else:

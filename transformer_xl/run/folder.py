@@ -114,6 +114,13 @@ class Run:
             if path not in kept:
                 files.remove_folder(path)
 
+    def tidy(self, keep: int) -> None:
+        """Remove what killed processes left, and prune as after a save."""
+        for folder in (self.path, self.path / "checkpoints"):
+            files.remove_unfinished(folder)
+        if self.latest is not None:
+            self.prune(keep)
+
     def put_damaged_aside(self) -> None:
         """Rename damaged checkpoints, so the last sound one is the last, and log a sentence about each.
 

@@ -30,7 +30,7 @@ from ..model.transformer_xl import TransformerXL
 from ..run.checkpoint import LoadedModel, load_training, load_weights, save_checkpoint
 from ..run.folder import Run
 from ..run.parts import weights
-from ..runtime.files import lock_folder, remove_unfinished
+from ..runtime.files import lock_folder
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, clock
@@ -105,10 +105,7 @@ def fit(
         model.to(config.train.device).train()
         trainer = _trainer(model, segments, config.train, run.latest if resume else None, ranks)
         if ranks.first:
-            for left in (run.path, run.path / "checkpoints"):
-                remove_unfinished(left)
-            if run.latest is not None:
-                run.prune(config.train.keep)
+            run.tidy(config.train.keep)
             run.metrics.truncate(trainer.step)
             printer = ProgressPrinter(log=run.path / "log.txt")
         else:
