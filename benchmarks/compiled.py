@@ -25,6 +25,7 @@ from triton.runtime import driver
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.train.compiled import compiled
+from transformer_xl.train.half import rounded_weights
 from transformer_xl.train.objective import Counts, Objective
 
 from .kernels import Hopper
@@ -63,7 +64,7 @@ def count_compiled(recipe: str, batch_size: int | None = None) -> list[dict[str,
             memory = model.predict(ids, ids, memory, lengths)[1]
         objective = Objective(model)
         objective.compile(backend=partial(compile_fx.compile_fx, inner_compile=write), dynamic=False)
-        with compiled(usual=True):
+        with compiled(usual=True), rounded_weights(objective):
             objective(ids, ids, memory, lengths, counts=Counts.of(ids >= 0, CUDA))
     return found
 

@@ -34,6 +34,7 @@ from transformer_xl.mistake import Mistake
 from transformer_xl.model import adaptive, kernels, step
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import fused_step, native
+from transformer_xl.train.half import rounded_weights
 from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import train_step
 
@@ -213,7 +214,7 @@ def count_step(recipe: str, batch_size: int | None = None) -> tuple[Launches, di
     counted, marks = Launches(), list[int]()
 
     def run(objective: Any, precision: str, factor: Any, call: Any, counts: Any, progress: float) -> Any:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16), rounded_weights(objective):
             loss, nll, memory = objective(*call, counts=counts, progress=progress)
         marks.append(counted.kernels.total())
         backward(loss * factor, objective)

@@ -25,6 +25,7 @@ from ..config.settings import Lengths
 from ..data.loader import Segment
 from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
+from ..ops.call import product_dtype
 from ..runtime.device import autocast, sums_on
 from .score import Scoring, State, Tempered
 from .sliding import Sliding
@@ -134,8 +135,7 @@ def _gradients(
 
     Without a scale of the loss, which training has, many gradients in fp16 would be 0.
     """
-    kind = ids.device.type
-    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16:
+    if product_dtype(next(model.parameters())) == torch.float16:
         raise Mistake("precision must be fp32 or bf16 for dynamic evaluation, got fp16.")
     nll, memory = model(ids, targets, memory, lengths)
     mean = nll.sum() / (targets >= 0).sum().clamp(min=1)

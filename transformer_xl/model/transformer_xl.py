@@ -23,6 +23,7 @@ from typing_extensions import TypeVar
 from ..config.settings import Lengths, TransformerXLConfig
 from ..config.shape import own_kinds
 from ..mistake import Mistake
+from ..ops.call import product_dtype
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Positions, Projected, RelativeMultiheadAttention, sinusoids
@@ -194,9 +195,11 @@ class TransformerXLBackbone(nn.Module):
         They are computed when the layer needs them.
         """
         encodings = self.dropout(self.encodings(length, clamp_len, like))
+        encodings = encodings.to(product_dtype(encodings))  # once, not in each layer
         if self.config.share_position_projection:
             return (layer.attention.positions(encodings) for layer in self.layers)
-        biases = [bias.expand(len(self.layers), -1, -1) for bias in (self.content_bias, self.position_bias)]
+        biases = (bias.expand(len(self.layers), -1, -1) for bias in (self.content_bias, self.position_bias))
+        biases = [bias.to(encodings.dtype) for bias in biases]
         layers = zip(self.layers, *biases, strict=True)
         return (layer.attention.positions(encodings, u, v) for layer, u, v in layers)
 

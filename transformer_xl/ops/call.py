@@ -32,6 +32,13 @@ class Call(NamedTuple):
     scale: float
 
 
+def product_dtype(like: Tensor) -> torch.dtype:
+    """The dtype in which matrix products read `like`: autocast's, if the caller is in one."""
+    kind = like.device.type
+    mixed = torch.is_autocast_enabled(kind) and like.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if mixed else like.dtype
+
+
 def constant(function: Function) -> Function:
     """Make torch.compile keep the function's result instead of tracing it.
 

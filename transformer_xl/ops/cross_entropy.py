@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .call import first_derivative
+from .call import first_derivative, product_dtype
 
 Columns = Sequence[tuple[Tensor, Tensor]]
 """Weights `[n E]` and biases `[n]` of neighbouring columns, in one or more parts."""
@@ -40,9 +40,7 @@ def linear_nll(
         columns: a function that cuts the parameters, or tensors of their shapes, into the columns of each softmax. All
             columns are views, and every element must be in one of them.
     """
-    device = rows[0].device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows[0].dtype
-    return _LinearNLL.apply(columns, dtype, targets, len(rows), *rows, *parameters)
+    return _LinearNLL.apply(columns, product_dtype(rows[0]), targets, len(rows), *rows, *parameters)
 
 
 class _LinearNLL(torch.autograd.Function):

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from ..config.settings import Lengths
 from ..model.memory import Memory
 from ..runtime.device import autocast
+from .half import rounded_weights
 from .objective import Counts
 
 Call = tuple[Integer[Tensor, "B T"], Integer[Tensor, "B T"], Memory, Lengths]
@@ -33,7 +34,7 @@ def forward_backward(
 ) -> tuple[Float[Tensor, "B T"], Memory]:
     """Add the gradients of `factor` times the loss; the nats of each target, and the memory after the segment."""
     ids = call[0]
-    with autocast(precision, ids.device):
+    with autocast(precision, ids.device), rounded_weights(objective):
         loss, nll, memory = objective(*call, counts=counts, progress=progress)
     (loss * factor).backward()
     return nll.detach(), memory
