@@ -105,6 +105,8 @@ def fine_tuned(folder: Path, texts: list[bytes], labels: list[int], epochs: int,
 
 def main(steps: int = 400, count: int = 32, epochs: int = 8, seeds: int = 3) -> None:
     """Train the language model for STEPS steps, and the classifiers on COUNT documents of each package."""
+    if min(steps, epochs, seeds) < 1 or count < 3:
+        sys.exit(f"--steps, --epochs and --seeds must be at least 1, and --count 3, got {steps, epochs, seeds, count}.")
     rows = {"fine-tuned": [], "frozen": [], "TF-IDF": []}
     for seed in range(seeds):
         texts, labels, others, truth = documents(count, seed)

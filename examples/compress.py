@@ -81,17 +81,17 @@ def restored(loaded: LanguageModel, content: bytes) -> bytes:
     line, _, code = content.partition(b"\n")
     try:
         about = json.loads(line)
-        rows, length = about["rows"], -(-about["bytes"] // about["rows"])
-    except (ValueError, KeyError, TypeError):
+        rows, length, digest = about["rows"], -(-about["bytes"] // about["rows"]), about["sha256"]
+        table, words = np.zeros((rows, length), np.int32), np.frombuffer(code, np.uint32)
+    except (ValueError, KeyError, TypeError, ZeroDivisionError):
         sys.exit("SOURCE must be a file that this program has compressed, and is not.")
-    table = np.zeros((rows, length), np.int32)
     predictor = Predictor(loaded, rows)
-    coder = constriction.stream.queue.RangeDecoder(np.frombuffer(code, np.uint32))
+    coder = constriction.stream.queue.RangeDecoder(words)
     for step in steps(length, "restoring"):
         table[:, step] = coder.decode(CATEGORICAL, predictor.probabilities)
         predictor.read(table[:, step])
     text = loaded.vocab.decode_bytes(table.ravel()[: about["bytes"]])
-    if hashlib.sha256(text).hexdigest() != about["sha256"]:
+    if hashlib.sha256(text).hexdigest() != digest:
         sys.exit(
             "The text is another one than was compressed: the file is damaged, or the model, the processor, the number "
             "of threads or the versions of the libraries are others. Restore it where it was compressed."
@@ -113,6 +113,8 @@ def main(
     """
     if rows < 1:
         sys.exit(f"--rows must be at least 1, got {rows}.")
+    if not target.parent.is_dir():
+        sys.exit(f"TARGET must be in a folder that exists, got {target}.")
     loaded, content = load_model(run), source.read_bytes()
     if restore:
         target.write_bytes(restored(loaded, content))

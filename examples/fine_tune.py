@@ -69,6 +69,8 @@ def print_scores(loaded: LanguageModel, corpus: Corpus, when: str) -> None:
 
 def main(run: Path | None = None, steps: int = 150) -> None:
     """Fine-tune RUN for STEPS steps. Without RUN, a small model is trained first, for as many steps."""
+    if steps < 1:
+        raise SystemExit(f"--steps must be at least 1, got {steps}.")
     with TemporaryDirectory() as folder:
         documents = Path(folder, "documents")
         documents.mkdir()

@@ -40,6 +40,8 @@ class StreamTrainer(Trainer):
 
 def main(steps: int = 150, out: Path = Path("runs/hf-trainer")) -> None:
     """Train a small model on the source of asyncio, and save it in OUT for transformers."""
+    if steps < 1:
+        raise SystemExit(f"--steps must be at least 1, got {steps}.")
     set_seed(1)
     corpus = open_corpus(Path(asyncio.__file__).parent)
     sizes = {"n_layer": 3, "n_head": 2, "d_head": 64, "d_model": 128, "d_inner": 512, "tgt_len": 64, "mem_len": 64}

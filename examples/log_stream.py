@@ -62,6 +62,7 @@ def made_up_log(lines: int, first_planted: int) -> Iterator[str]:
 
 def read(log: str) -> Iterator[str]:
     """The lines of a file, or of standard input for -."""
+    sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     with fileinput.input(log, encoding="utf-8", errors="replace") as lines:
         yield from lines
 
@@ -99,6 +100,8 @@ def resident_mb() -> float:
 
 def main(log: tyro.conf.Positional[str] = "", steps: int = 150, train_lines: int = 2000) -> None:
     """Learn the first lines of LOG (default: a log that is made up), and watch the others."""
+    if steps < 1:
+        sys.exit(f"--steps must be at least 1, got {steps}.")
     if log not in ("", "-") and (not Path(log).exists() or Path(log).is_dir()):
         sys.exit(f"LOG must be a file or a pipe, or - for standard input, got {log}.")
     lines = read(log) if log else made_up_log(2 * train_lines, first_planted=train_lines + 100)

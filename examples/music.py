@@ -86,6 +86,8 @@ def notation(ids: list[int]) -> stream.Score:
 
 def main(steps: int = 800, chorales: int = 400, seed: int = 1111, out: Path = Path("runs/music")) -> None:
     """Train two models for STEPS steps on the first CHORALES chorales, and leave the runs and a new chorale in OUT."""
+    if steps < 1:
+        raise SystemExit(f"--steps must be at least 1, got {steps}.")
     if out.exists():
         raise SystemExit(f"--out must be a new folder, and {out} exists. Remove it, or name another.")
     with TemporaryDirectory() as folder:

@@ -48,6 +48,8 @@ def main(
     out: Path = Path("runs/own-text"),
 ) -> None:
     """Train a small model on the text files in FOLDER (default: the source of asyncio), and leave the run in OUT."""
+    if steps < 1:
+        raise SystemExit(f"--steps must be at least 1, got {steps}.")
     if out.exists():
         raise SystemExit(f"--out must be a new folder, and {out} exists. Remove it, or name another.")
     config = load_recipe("text-fast", [*SMALL, f"--train.max-steps={steps}"], data=folder)

@@ -6,6 +6,7 @@ python examples/stream_onnx.py onnx/mine "The "
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def stream(folder: str, prompt: str) -> None:
     about = session.get_modelmeta().custom_metadata_map
     vocabulary = json.loads(Path(folder, "vocab.json").read_text(encoding="utf-8"))
     symbols = vocabulary["symbols"]
-    if vocabulary["unit"] != "byte" or not prompt or not set(prompt.encode()) <= set(symbols):
+    if vocabulary["unit"] != "byte" or not prompt or not set(os.fsencode(prompt)) <= set(symbols):
         sys.exit("This example is for a model of bytes, and a prompt of bytes that the model knows.")
     # The state before the text: no keys and values, no positions that count, and -1 for tokens that are not there.
     empty = {"memory": (np.float32, 0), "valid": (np.int64, 0), "tokens": (np.int64, -1)}
@@ -28,7 +29,7 @@ def stream(folder: str, prompt: str) -> None:
     names = [each.name for each in session.get_inputs()]
     shapes = [[sizes.get(size, size) for size in each.shape] for each in session.get_inputs()[1:]]
     state = [np.full(shape, empty[name][1], empty[name][0]) for name, shape in zip(names[1:], shapes, strict=True)]
-    random, ids = np.random.default_rng(0), np.array([[symbols.index(byte) for byte in prompt.encode()]])
+    random, ids = np.random.default_rng(0), np.array([[symbols.index(byte) for byte in os.fsencode(prompt)]])
     for at in range(0, ids.shape[1], int(about["tgt_len"])):
         segment = ids[:, at : at + int(about["tgt_len"])]
         log_probs, *state = session.run(None, dict(zip(names, [segment, *state], strict=True)))

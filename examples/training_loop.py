@@ -32,6 +32,8 @@ def main(steps: int = 300, out: Path = Path("runs/own-loop/checkpoint")) -> None
     """Train on the source of asyncio, and leave a checkpoint in OUT."""
     if steps < 1:
         raise SystemExit(f"--steps must be at least 1, got {steps}.")
+    if out.exists():
+        raise SystemExit(f"--out must be a new folder, and {out} exists. Remove it, or choose another.")
     corpus = open_corpus(Path(asyncio.__file__).parent)
     lengths = Lengths(tgt_len=64, mem_len=64)
     torch.manual_seed(1)

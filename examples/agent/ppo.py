@@ -130,14 +130,17 @@ def make_environments(options: Options, rows: int, render_mode: str | None = Non
     if options.env == "TMaze-v0":
         return gymnasium.make_vec(options.env, corridor=options.corridor, **given)
     wrappers: list[Any] = [FlattenObservation]
-    if pictured := options.env.startswith("MiniGrid"):
+    if pictured := options.env.split(":")[-1].startswith("MiniGrid"):
         from minigrid.wrappers import ImgObsWrapper
 
         wrappers = [ImgObsWrapper]
         if "Memory" in options.env:  # turn left, turn right, go forward; the other actions change nothing here
             wrappers.append(lambda env: TransformAction(env, lambda action: action, Discrete(3)))
     given |= {"vectorization_mode": "sync", "wrappers": wrappers, "disable_env_checker": True}
-    environments = gymnasium.make_vec(options.env, **given)
+    try:
+        environments = gymnasium.make_vec(options.env, **given)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise Mistake(f"--env must be a task that is installed, got {options.env}: {error}") from error
     space, actions = environments.single_observation_space, environments.single_action_space
     if not isinstance(space, Box) or not isinstance(actions, Discrete) or (space.dtype == np.uint8) != pictured:
         seen = f"{options.env} has {space} and {actions}"
@@ -367,8 +370,15 @@ def check(options: Options) -> None:
     if options.rows < 1 or options.segment < 2 or options.mem_len < 0:
         got = f"{options.rows}, {options.segment} and {options.mem_len}"
         raise Mistake(f"--rows, --segment and --mem-len must be at least 1, 2 and 0, got {got}.")
+    if options.rows * options.segment < 4 or options.corridor < 1 or options.steps < 0:
+        got = f"{options.rows * options.segment}, {options.corridor} and {options.steps}"
+        raise Mistake(f"--rows times --segment, --corridor and --steps must be at least 4, 1 and 0, got {got}.")
+    if not 0 <= options.seed < 1000:
+        raise Mistake(f"--seed must be from 0 to 999, so that no episode is a held-out one, got {options.seed}.")
     if options.env != "TMaze-v0" and (options.longer or options.corridor != Options.corridor):
         raise Mistake(f"--corridor and --longer are for the TMaze-v0, got --env {options.env}. Leave them out.")
+    if options.out.is_file():
+        raise Mistake(f"--out must be a folder, and {options.out} is a file. Choose another.")
     if not options.resume and (options.out / "checkpoint.safetensors").exists():
         raise Mistake(f"--out must be a new folder, and {options.out} has a checkpoint. Give --resume, or another.")
 
