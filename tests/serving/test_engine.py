@@ -16,7 +16,7 @@ from small_models import VARIANTS
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling
 from transformer_xl.serving.engine import Engine, refusal
-from transformer_xl.serving.jobs import Ended, Failed, Job, Scored, Turns
+from transformer_xl.serving.jobs import Ended, Job, Scored, Turns
 from transformer_xl.serving.requests import Refused
 from transformer_xl.serving.sessions import Past, shorter_memory
 
@@ -30,7 +30,7 @@ class Written:
     def all(self, n: int = 1) -> list[Any]:
         """All events until the n-th end."""
         found: list[Any] = []
-        while sum(isinstance(event, Ended | Failed) for event in found) < n:
+        while sum(isinstance(event, Ended | Exception) for event in found) < n:
             found.append(self.events.get(timeout=30))
         return found
 
@@ -215,7 +215,7 @@ def test_a_failure_ends_the_texts_and_not_the_engine(engine: Engine, monkeypatch
     monkeypatch.setattr(engine, "_step", None)
     engine.submit([job(np.array([1]), broken)])
     [failed] = broken.all()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, Refused)
     monkeypatch.undo()
     engine.submit([job(np.array([1]), fine)])
     assert len(fine.all()) == 6
@@ -232,7 +232,7 @@ def test_no_numbers_end_one_text() -> None:
     engine.submit([fine, job(np.array([7]), bad)])
     engine.start()
     try:
-        assert isinstance(bad.all()[-1], Failed)
+        assert isinstance(bad.all()[-1], Refused)
         assert isinstance(good.all()[-1], Ended)
     finally:
         engine.stop()

@@ -21,7 +21,7 @@ from ..data.vocab import Vocab
 from ..evaluation.generate import Sampling
 from ..mistake import Mistake, shortened
 from .engine import Engine
-from .jobs import Ended, Event, Failed, Job, Scored, Wrote, has_room
+from .jobs import Ended, Event, Job, Scored, Wrote, has_room
 from .requests import Completion, Limits, Refused
 from .scores import Delta, TokenScores, as_json, to_json, token_name, token_starts, whole_characters
 from .sessions import Past, Sessions, reach_of, shorter_memory
@@ -256,7 +256,7 @@ class Answer:
 
     def abandon(self) -> None:
         """Nobody waits: end `deltas`."""
-        self._events.put_nowait((0, Failed(ClientDisconnect())))
+        self._events.put_nowait((0, ClientDisconnect()))
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """The pieces of all choices, as they come. Events that came together are one piece.
@@ -296,8 +296,8 @@ class Answer:
 
     def _take(self, number: int, event: Event, found: defaultdict[int, Delta]) -> None:
         """Add an event of prompt `number` to what was found of its choices."""
-        if isinstance(event, Failed):
-            raise event.error
+        if isinstance(event, Exception):
+            raise event
         if isinstance(event, Scored):
             scores, ids = self._read[number], self.prompts[number].ids
             start, scores.count = scores.count + 1, scores.count + len(event.log_probs)

@@ -34,7 +34,7 @@ from ..model.step import Step
 from ..model.transformer_xl import TransformerXL
 from ..ops.masks import next_multiple
 from ..runtime.device import autocast
-from .jobs import Ended, Failed, Job, Scored, Top, Turns, Wrote, has_room
+from .jobs import Ended, Job, Scored, Top, Turns, Wrote, has_room
 from .requests import Refused
 from .sessions import Past, reach_of
 
@@ -294,7 +294,7 @@ class Engine:
         groups: defaultdict[tuple[object, ...], dict[int, Writing]] = defaultdict(dict)
         for row, holder in holders.items():
             if broken[row]:
-                holder.job.emit(Failed(Refused(500, "The model's probabilities are not numbers (nan).")))
+                holder.job.emit(Refused(500, "The model's probabilities are not numbers (nan)."))
                 self._writing[row] = None
             else:
                 how, top = holder.job.sampling, holder.job.top
@@ -349,7 +349,7 @@ class Engine:
         self._ready.keep(lambda holder: False)
         self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):
-            job.emit(Failed(error))
+            job.emit(error)
 
 
 def empty_cache(model: TransformerXL, lengths: Lengths) -> KVCache:

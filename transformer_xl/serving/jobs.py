@@ -45,13 +45,8 @@ class Ended(NamedTuple):
     past: Past | None
 
 
-class Failed(NamedTuple):
-    """Nothing more comes."""
-
-    error: Exception
-
-
-Event = Scored | Wrote | Ended | Failed
+Event = Scored | Wrote | Ended | Exception
+"""After an exception nothing more comes."""
 
 
 @dataclass(eq=False, kw_only=True)
