@@ -8,7 +8,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -101,12 +101,12 @@ class Service:
         past = self._past(asked, owner)
         lengths = self._lengths(asked, past)
         prompts = [self._prompt(given, past, asked.echo) for given in asked.prompts]
-        read = sum(len(prompt.ids) for prompt in prompts)
         self.check_length(sum(prompt.tokens for prompt in prompts))
-        if (values := asked.values(len(prompts), read)) > self.limits.values:
+        values = asked.values(len(prompts), sum(len(prompt.ids) for prompt in prompts))
+        if values > self.limits.values:
             message = f"The answer must hold at most {self.limits.values:,} values, and could hold {values:,}: "
             raise Refused(400, message + "(tokens of prompt, with echo, + max_tokens) x n x (logprobs + 1).")
-        return Answer(self, asked, prompts, past, lengths, owner=owner, client=client)
+        return Answer(self, asked, prompts, past, lengths, owner, client, values)
 
     def hold(self, client: str, values: int) -> None:
         """Count the values of an answer. Raises `Refused` if the client has no room for them."""
@@ -169,34 +169,29 @@ def check_ids(ids: list[int], vocab: Vocab, name: str) -> None:
         raise Refused(400, f"{name} must hold ids from 0 to {len(vocab) - 1:,}.", name)
 
 
+@dataclass(eq=False)
 class Answer:
     """The answer to one request, while it is made. Used in one event loop."""
 
-    def __init__(
-        self,
-        service: Service,
-        asked: Completion,
-        prompts: list[Prompt],
-        past: Past | None,
-        lengths: Lengths,
-        *,
-        owner: str,
-        client: str,
-    ) -> None:
-        self.service: Service = service
-        self.asked: Completion = asked
-        self.owner: str = owner
-        self.client: str = client
+    service: Service
+    asked: Completion
+    prompts: list[Prompt]
+    past: InitVar[Past | None]
+    lengths: InitVar[Lengths]
+    owner: str
+    client: str
+    values: int
+    """What `Service.hold` counts for it."""
+    written: int = 0
+    """Tokens written so far."""
+
+    def __post_init__(self, past: Past | None, lengths: Lengths) -> None:
+        asked, prompts, vocab = self.asked, self.prompts, self.service.vocab
         self.created: int = int(time.time())
-        self.prompts: list[Prompt] = prompts
-        read = sum(len(prompt.ids) for prompt in prompts)
         self.prompt_tokens: int = sum(prompt.tokens for prompt in prompts)
-        self.values: int = asked.values(len(prompts), read)
-        self.written: int = 0
-        """Tokens written so far."""
         self.ids: list[str] = [f"cmpl-{secrets.token_urlsafe(24)}" for _ in prompts for _ in range(asked.n)]
         bias = tuple(sorted((int(name), number) for name, number in (asked.logit_bias or {}).items()))
-        check_ids([i for i, _ in bias], service.vocab, "logit_bias")
+        check_ids([i for i, _ in bias], vocab, "logit_bias")
         stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         sampling = Sampling(
             temperature=asked.temperature,
@@ -218,13 +213,13 @@ class Answer:
                 echo=asked.echo and asked.logprobs is not None,
                 top=asked.logprobs or 0,
                 store=asked.store,
-                client=client,
+                client=self.client,
             )
             for number, prompt in enumerate(prompts)
         ]
         self._before: list[int] = [] if past is None else past.tail[:-1]
         self._read = [
-            TokenScores(service.vocab, [*self._before, prompt.ids[0]], starts=prompt.starts[prompt.leads :])
+            TokenScores(vocab, [*self._before, prompt.ids[0]], starts=prompt.starts[prompt.leads :])
             for prompt in prompts
         ]
         self._wrote: dict[int, TokenScores] = {}
