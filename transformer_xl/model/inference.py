@@ -124,30 +124,23 @@ class KVCache:
 
     def newest(self, count: int) -> list[Float[Tensor, "B 2 H L K"]]:
         """At most `count` of each layer's last keys and values, in order, as views. This consumes the cache."""
-        self._check()
-        self.spent = True
-        return [kv[..., max(self.length - count, 0) :, :] for kv in self._live()]
+        return [kv[..., max(self.length - count, 0) :, :] for kv in self._spend()._live()]
 
     def extend(self, inputs: Sequence[Vectors], *, mem_len: int) -> KVCache:
         """The cache after a call: with this segment, cut to the newest `mem_len` positions."""
-        self.spent = True
         tokens = inputs[0].shape[1]
         length = min(self.length + tokens, mem_len)
         valid = None if self.valid is None else (self.valid + tokens).clamp(max=length)
         first = self.first + self.length + tokens - length
-        return replace(self, length=length, valid=valid, first=first, spent=False)
+        return replace(self._spend(), length=length, valid=valid, first=first)
 
-    def with_tokens(self, tokens: Int[Tensor, "B L"]) -> KVCache:
+    def with_tokens(self, tokens: Int[Tensor, "B L"] | None) -> KVCache:
         """The same cache with these last tokens. This consumes the cache."""
-        self._check()
-        self.spent = True
-        return replace(self, tokens=tokens, spent=False)
+        return replace(self._spend(), tokens=tokens)
 
     def with_valid(self, valid: Int[Tensor, " B"]) -> KVCache:
         """The same cache with another `valid`. This consumes the cache."""
-        self._check()
-        self.spent = True
-        return replace(self, valid=valid, spent=False)
+        return replace(self._spend(), valid=valid)
 
     def fork(self, rows: Int[Tensor, " R"] | slice = slice(None)) -> KVCache:
         """A copy of the given rows, in the given order, with buffers of its own."""
@@ -175,15 +168,19 @@ class KVCache:
 
     def reset(self, rows: Bool[Tensor, " B"]) -> KVCache:
         """Empty the marked rows, where a document or episode ended; keep the others. This consumes the cache."""
-        self._check()
         marked = as_marks(rows, self.buffers[0])
-        self.spent = True
-        tokens = reset_tokens(self.tokens, marked)
+        after = self.with_tokens(reset_tokens(self.tokens, marked))
         if self.zero_kv is None:
-            return replace(self, valid=reset_counts(self.counts, marked), tokens=tokens, spent=False)
+            return after.with_valid(reset_counts(self.counts, marked))
         for kv, zeros in zip(self._live(), self.zero_kv, strict=True):
             kv[marked] = zeros
-        return replace(self, tokens=tokens, spent=False)
+        return after
+
+    def _spend(self) -> KVCache:
+        """The same cache. Nobody may use this one any more."""
+        self._check()
+        self.spent = True
+        return replace(self, spent=False)
 
     def _check(self) -> None:
         if self.spent:
