@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..config.settings import RunConfig, TrainConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..run.folder import Run
-from ..runtime.files import SEAL, digest_of_json
+from ..runtime.files import SEAL
 from ..runtime.ranks import Ranks
 
 SHARED_SECONDS = 60
@@ -40,14 +41,14 @@ def check_alike(config: RunConfig, corpus: Corpus, run: Run, ranks: Ranks) -> No
     corpus_alone = replace(config.corpus, name="", vocab="")  # paths may differ
     settings = replace(config, corpus=corpus_alone, train=replace(config.train, backend="auto", device="auto"))
     texts = {name: split.sha256 for name, split in corpus.header.splits.items()}
-    sums = "" if run.latest is None else hashlib.sha256(_content(run.latest / SEAL)).hexdigest()
+    sums = b"" if run.latest is None else _content(run.latest / SEAL)
     held = {
         "settings": asdict(settings),
         "texts": [texts, corpus.vocab.fingerprint],
-        "checkpoints": [run.step, sums],
+        "checkpoints": [run.step, sums.hex()],
     }
     for what, content in held.items():
-        first, *others = ranks.gather(_digest(digest_of_json(content)))
+        first, *others = ranks.gather(_digest(json.dumps(content, sort_keys=True).encode()))
         if not all(torch.equal(first, other) for other in others):
             raise Mistake(
                 f"All ranks must have the same {what}, and theirs differ. Start one command on all machines, let them "
@@ -58,8 +59,9 @@ def check_alike(config: RunConfig, corpus: Corpus, run: Run, ranks: Ranks) -> No
 def check_folder(run: Run, ranks: Ranks) -> None:
     """Refuse a rank that does not see what the first wrote into the run's folder, where it would find no checkpoint to
     score."""
-    first, end = ranks.gather(_written(run))[0], time.monotonic() + SHARED_SECONDS
-    while not torch.equal(_written(run), first):
+    file, end = run.path / "environment.json", time.monotonic() + SHARED_SECONDS
+    first = ranks.gather(_digest(_content(file)))[0]
+    while not torch.equal(_digest(_content(file)), first):
         if time.monotonic() > end:
             raise Mistake(
                 f"{run.path} must be one folder for all ranks, and rank {ranks.rank} has another. Put it on a disk "
@@ -68,13 +70,9 @@ def check_folder(run: Run, ranks: Ranks) -> None:
         time.sleep(1)
 
 
-def _written(run: Run) -> UInt8[Tensor, " N"]:
-    return _digest(hashlib.sha256(_content(run.path / "environment.json")).hexdigest())
-
-
 def _content(file: Path) -> bytes:
     return file.read_bytes() if file.exists() else b""
 
 
-def _digest(hexadecimal: str) -> UInt8[Tensor, " N"]:
-    return torch.frombuffer(bytearray.fromhex(hexadecimal), dtype=torch.uint8)
+def _digest(content: bytes) -> UInt8[Tensor, " N"]:
+    return torch.frombuffer(bytearray(hashlib.sha256(content).digest()), dtype=torch.uint8)
