@@ -115,34 +115,15 @@ def hide_scores(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> F
     Use the result: in a transform of torch.func the scores do not change in place.
     """
     # Half of it, because the content score is added, and -inf in a whole row has no gradient.
-    lowest = torch.finfo(shifted.dtype).min / 2
+    lowest, (T, S) = torch.finfo(shifted.dtype).min / 2, shifted.shape[2:]
     if torch._C._are_functorch_transforms_active():  # vmap may have many masks for the same scores
-        (T, S), device = shifted.shape[2:], shifted.device
-        return shifted.masked_fill(~visible(T, S, mask, memory, device=device)[:, 0], lowest)
-    _fill_hidden(shifted, memory, mask, lowest)
+        return shifted.masked_fill(~visible(T, S, mask, memory, device=shifted.device)[:, 0], lowest)
+    later = mask.attn_len is None and mask.first is None and mask.until is None
+    start = min(memory + mask.ahead + 1, S) if later else 0  # every query sees the keys before it
+    hidden = ~visible(T, S - start, mask.part(start), memory - start, device=shifted.device)[:, 0]
+    with torch.no_grad():  # hidden scores have probability 0, so their gradient is 0 without autograd
+        shifted[..., start:].masked_fill_(hidden, lowest)
     return shifted
-
-
-@torch.no_grad()  # hidden scores have probability 0, so their gradient is 0 without autograd
-def _fill_hidden(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask, lowest: float) -> None:
-    (T, S), device = shifted.shape[2:], shifted.device
-    per_query = any(bound is not None and bound.shape[1] > 1 for bound in (mask.first, mask.until))
-    if per_query or torch.compiler.is_exporting():  # an exported graph has no branches on lengths
-        shifted.masked_fill_(~visible(T, S, mask, memory, device=device)[:, 0], lowest)
-        return
-    later = shifted[..., memory + mask.ahead + 1 :]  # query i does not see column c of these if c >= i
-    if later.shape[-1]:
-        hidden = torch.ones(later.shape[-2:], dtype=torch.bool, device=device).triu_()
-        later.masked_fill_(hidden, lowest)
-    if mask.attn_len is not None and mask.attn_len < memory + T:
-        edge = shifted[..., : memory + T - mask.attn_len]  # query i does not see keys j <= memory + i - attn_len
-        hidden = torch.ones(edge.shape[-2:], dtype=torch.bool, device=device).tril_(memory - mask.attn_len)
-        edge.masked_fill_(hidden, lowest)
-    j = torch.arange(S, device=device)
-    if mask.first is not None:
-        shifted.masked_fill_(j < mask.first[..., None], lowest)
-    if mask.until is not None:
-        shifted.masked_fill_(j >= mask.until[..., None], lowest)
 
 
 ALIGNED = 32
