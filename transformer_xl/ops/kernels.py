@@ -27,7 +27,6 @@ from .tiles import (
     slide,
     store,
     stored_gradients,
-    tile_scores,
 )
 
 # S grows with memory, so a kernel specialised for multiples of 16 would be compiled twice. Triton reads the source of
@@ -57,10 +56,17 @@ def forward(
     result = tl.zeros([BLOCK, BLOCK_K], tl.float32)
     for key in range(low, high, BLOCK):
         k_rows = load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
-        score, i, j, near = tile_scores(
-            content_q, position_q, near, k_rows, r, r_s, lows, highs, b, first, key,
-            T, S, window, ahead, factor, BOTH, PRECISION, BRANCH, K, BLOCK_K, BLOCK,
-        )  # fmt: skip
+        r_rows = load(r, T - first + key, 0, S + ahead, r_s, BLOCK, K, BLOCK_K)
+        far = product(position_q, r_rows, PRECISION)
+        score = slide(near, far, BLOCK - 1 - tl.arange(0, BLOCK)[:, None], BLOCK)
+        score += product(content_q, k_rows, PRECISION)
+        near = far
+        i = first + tl.arange(0, BLOCK)[:, None]
+        j = key + tl.arange(0, BLOCK)[None, :]
+        score *= factor
+        if hides(lows, highs, b, first, key, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
+            begin_keys, end_keys = seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH)
+            score = tl.where((j >= begin_keys) & (j < end_keys), score, float("-inf"))
         before = largest
         largest = tl.maximum(largest, tl.max(score, 1))
         shift = tl.where(largest == float("-inf"), 0.0, largest)  # a row that has seen no key yet

@@ -212,27 +212,6 @@ def hides(
 
 @triton.jit
 @no_type_check
-def tile_scores(
-    content_q, position_q, near, k_rows, r, r_s, lows, highs, b, first, key, T, S, window, ahead, factor,
-    BOTH: tl.constexpr, PRECISION: tl.constexpr, BRANCH: tl.constexpr,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A tile of scores in base 2 (-inf: hidden), the indices of its queries and keys, and the strip's far tile."""
-    r_rows = load(r, T - first + key, 0, S + ahead, r_s, BLOCK, K, BLOCK_K)
-    far = product(position_q, r_rows, PRECISION)
-    score = slide(near, far, BLOCK - 1 - tl.arange(0, BLOCK)[:, None], BLOCK)
-    score += product(content_q, k_rows, PRECISION)
-    i = first + tl.arange(0, BLOCK)[:, None]
-    j = key + tl.arange(0, BLOCK)[None, :]
-    score *= factor
-    if hides(lows, highs, b, first, key, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
-        low, high = seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH)
-        score = tl.where((j >= low) & (j < high), score, float("-inf"))
-    return score, i, j, far
-
-
-@triton.jit
-@no_type_check
 def row_keys(lows, highs, b, T, S):
     """Keys [oldest, newest): no query of the row sees others."""
     oldest, newest = 0, S
