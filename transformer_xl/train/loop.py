@@ -93,9 +93,7 @@ def fit(
     check_alike(config, corpus, run, ranks)
     segments = train_segments(corpus, config)
     with ExitStack() as stack:
-        stack.enter_context(_settings_used(model, config.train, named=named))
-        if model.ngrams is not None:  # the trainer may change it
-            stack.callback(setattr, model.ngrams.table, "sparse", model.ngrams.table.sparse)
+        _use_settings(model, config.train, stack, named=named)
         if ranks.first:
             check_lock = stack.enter_context(lock_folder(run.path))
             run.begin(config, corpus, ranks=ranks.size, begun=begun)
@@ -150,28 +148,23 @@ def _checked(
     return config
 
 
-@contextmanager
-def _settings_used(model: TransformerXL, config: TrainConfig, *, named: bool) -> Iterator[None]:
-    """Inside, the model computes with the settings' backend, unless it was built with one and the user `named` no other
-    in the settings, and with `recompute`. Afterwards it is as it was."""
-    backbone, attentions = model.backbone, [m for m in model.modules() if isinstance(m, RelativeMultiheadAttention)]
-    before, recomputes = [attention.backend for attention in attentions], getattr(backbone, "recompute", None)
+def _use_settings(model: TransformerXL, config: TrainConfig, stack: ExitStack, *, named: bool) -> None:
+    """Until the stack ends, the model computes with the settings' backend, unless it was built with one and the user
+    `named` no other in the settings, and with `recompute`. Then it is as it was."""
+    backbone, recomputes = model.backbone, getattr(model.backbone, "recompute", None)
     if config.recompute and recomputes is None:
         kind = model.config.kind
         raise Mistake(f"train.recompute must be false for kind = {kind}, which cannot recompute layers. Leave it out.")
     if config.cuda_graph and recomputes:
         raise Mistake("train.cuda_graph must be false for a model that was built with recompute. Build it without.")
-    for attention in attentions:
+    for attention in (each for each in model.modules() if isinstance(each, RelativeMultiheadAttention)):
+        stack.callback(setattr, attention, "backend", attention.backend)
         attention.backend = config.backend if named or attention.backend == "auto" else attention.backend
     if config.recompute:
+        stack.callback(setattr, backbone, "recompute", recomputes)
         backbone.recompute = True
-    try:
-        yield
-    finally:
-        for attention, backend in zip(attentions, before, strict=True):
-            attention.backend = backend
-        if recomputes is not None:
-            backbone.recompute = recomputes
+    if model.ngrams is not None:  # the trainer may change it
+        stack.callback(setattr, model.ngrams.table, "sparse", model.ngrams.table.sparse)
 
 
 def _trainer(
