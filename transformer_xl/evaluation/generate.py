@@ -191,16 +191,15 @@ def stream(
     past: State | Step | None = None
     drawn: list[list[int]] = [[] for _ in prompts]
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
-    tensors = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
-    inputs = pad_sequence(tensors, batch_first=True, padding_side="left")
     if state is None and model.takes_padding:  # otherwise zeros before the row count: a longer memory has more of them
-        most = max(inputs.shape[1] + max_tokens, (lengths.attn_len or 1) - 1)
+        most = max(max(map(len, prompts)) + max_tokens, (lengths.attn_len or 1) - 1)
         lengths = replace(lengths, mem_len=min(lengths.mem_len, most))  # a step allocates its memory whole
     for _ in range(max_tokens):
         if past is None:
-            log_probs, past = read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision, state)
+            log_probs, past = read_prompts(model, prompts, lengths, precision, state)
         else:
-            log_probs, past = _read_tokens(model, inputs.to(device), past, lengths, precision)
+            last = torch.tensor([drawn[row][-1:] for row in rows], device=device)
+            log_probs, past = _read_tokens(model, last, past, lengths, precision)
         if sampling.allow is not None:
             log_probs = _only(log_probs, [list(sampling.allow(drawn[row])) for row in rows])
         ids = sample(log_probs, sampling, [generators[row] for row in rows])
@@ -211,9 +210,7 @@ def stream(
         if not going:
             return
         if len(going) < len(rows):
-            kept = torch.tensor(going)
-            rows, ids, past = [rows[i] for i in going], ids[kept], past.select(kept.to(device))
-        inputs = ids[:, None]
+            rows, past = [rows[i] for i in going], past.select(torch.tensor(going, device=device))
 
 
 def _only(log_probs: Float[Tensor, "B V"], allowed: list[list[int]]) -> Float[Tensor, "B V"]:
@@ -228,30 +225,28 @@ def _only(log_probs: Float[Tensor, "B V"], allowed: list[list[int]]) -> Float[Te
 
 def read_prompts(
     model: Writer,
-    ids: Tensor,
-    counts: list[int],
+    prompts: Sequence[Integer[np.ndarray, " _"]],
     lengths: Lengths,
-    device: torch.device,
     precision: str = "fp32",
     state: State | None = None,
 ) -> tuple[Float[Tensor, "B V"], State]:
-    """Read left-padded prompts in segments of `tgt_len`; return the log-probabilities of what follows, and the state.
+    """Read prompts in segments of `tgt_len`; return the log-probabilities of what follows, and the state.
 
     The first segment may be shorter, because a prompt must be cut into the same segments whether or not the batch has
     longer ones. `state` is what the model remembers before the prompts, which then have one length; None: nothing.
     """
-    total = ids.shape[1]
-    uneven = len(set(counts)) > 1
+    device, uneven = device_of(model), len(set(map(len, prompts))) > 1
     if uneven and not model.takes_padding:
-        rows = [(row[None, total - count :], [count]) for row, count in zip(ids, counts, strict=True)]
-        read = [read_prompts(model, *row, lengths, device, precision) for row in rows]
+        read = [read_prompts(model, [prompt], lengths, precision) for prompt in prompts]
         states: list[Any] = [state for _, state in read]  # of models that take no padding, which all have `cat`
         return torch.cat([log_probs for log_probs, _ in read]), states[0].cat(states)
-    padding = torch.tensor([total - count for count in counts], device=device)
+    tensors = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
+    ids = pad_sequence(tensors, batch_first=True, padding_side="left").to(device)
+    log_probs, total = None, ids.shape[1]
     if state is None:
+        valid = torch.tensor([len(prompt) - total for prompt in prompts], device=device) if uneven else None
         with torch.no_grad(), autocast(precision, device):
-            state = model.empty_cache(len(ids), lengths, valid=-padding if uneven else None)
-    log_probs, ids = None, ids.to(device)
+            state = model.empty_cache(len(ids), lengths, valid=valid)
     ends = range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len)
     for end in report_progress(ends, "reading the prompt"):
         segment = ids[:, max(end - lengths.tgt_len, 0) : end]

@@ -168,13 +168,11 @@ class LanguageModel(LoadedModel):
             raise Mistake(f"count must be at least 1, got {count}.")
         _check_context(context, prompt)
         lengths = self._lengths(context)
-        rows = [prompt_ids(self.vocab, each, context).astype(np.int64) for each in _listed(prompt)]
+        rows = [prompt_ids(self.vocab, each, context) for each in _listed(prompt)]
         if not rows:
             return []
-        ids = pad_sequence(list(map(torch.from_numpy, rows)), batch_first=True, padding_side="left")
         state = None if context is None else context.copy()
-        counts, device = list(map(len, rows)), device_of(self.model)
-        log_probs, _ = read_prompts(self._reader(lengths), ids, counts, lengths, device, state=state)
+        log_probs, _ = read_prompts(self._reader(lengths), rows, lengths, state=state)
         best = log_probs.exp().topk(min(count, len(self.vocab)))
         found = []
         for row, ids_of_row, probs in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True):
