@@ -30,7 +30,8 @@ _FEW_ROWS = 512
 class _Bands(nn.Module):
     """Bands and their tables: slices of one table if `div_val` is 1, otherwise each a table of its own width."""
 
-    def __init__(self, config: TransformerXLConfig):
+    def __init__(self, config: TransformerXLConfig, *, per_table: bool):
+        """With a projection `per_table`, or else for each band, if there are projections."""
         super().__init__()
         vocab_size, width, div_val = config.vocab_size, config.embed_width, config.div_val
         if vocab_size < 1:
@@ -43,6 +44,10 @@ class _Bands(nn.Module):
         tables = zip(self.sizes, self.widths, strict=True) if div_val > 1 else [(vocab_size, width)]
         self.tables: nn.ParameterList = nn.ParameterList(
             nn.Parameter(torch.empty(size, width)) for size, width in tables
+        )
+        widths = self.widths[: len(self.tables)] if per_table else self.widths
+        self.projections: nn.ParameterList = nn.ParameterList(
+            nn.Parameter(torch.empty(config.d_model, width)) for width in (widths if self.projected else ())
         )
 
     def _band(self, ids: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
@@ -62,14 +67,10 @@ class AdaptiveEmbedding(_Bands):
     """Look up each id in its band's table, project to d_model and scale. In training, also drop some words."""
 
     def __init__(self, config: TransformerXLConfig):
-        super().__init__(config)
+        super().__init__(config, per_table=True)
         self.d_model: int = config.d_model
         self.scale: float = float(config.input_scale)
         self.dropout_words: float = config.dropout_words
-        widths = self.widths[: len(self.tables)] if self.projected else []
-        self.projections: nn.ParameterList = nn.ParameterList(
-            nn.Parameter(torch.empty(config.d_model, width)) for width in widths
-        )
 
     def forward(self, ids: Ids) -> Vectors:
         return self.lookup(ids)[0]
@@ -157,11 +158,7 @@ class AdaptiveSoftmax(_Bands):
     """
 
     def __init__(self, config: TransformerXLConfig):
-        super().__init__(config)
-        widths = self.widths if self.projected else []
-        self.projections: nn.ParameterList = nn.ParameterList(
-            nn.Parameter(torch.empty(config.d_model, width)) for width in widths
-        )
+        super().__init__(config, per_table=False)
         self.bias: nn.Parameter = nn.Parameter(torch.empty(config.vocab_size))
         self.cluster_weight: nn.Parameter | None = None
         self.cluster_bias: nn.Parameter | None = None
