@@ -23,6 +23,7 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
     SequenceClassifierOutputWithPast,
 )
+from transformers.utils.generic import can_return_tuple
 
 from ...config.settings import Lengths, TrainConfig, TransformerXLConfig
 from ...mistake import Mistake
@@ -180,9 +181,6 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """The ends of the segments of a text of `total` tokens."""
         return range((total - 1) % self.config.tgt_len + 1, total + 1, self.config.tgt_len)
 
-    def _output(self, output: Any, return_dict: bool | None) -> Any:
-        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
-
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise all weights as training does. transformers applies this only to weights that a folder lacks."""
         self.model.init_weights()
@@ -201,6 +199,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
 
     accepts_loss_kwargs = True
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "B T"] | None = None,
@@ -212,8 +211,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         num_items_in_batch: int | Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> CausalLMOutputWithPast | tuple[object, ...]:
+    ) -> CausalLMOutputWithPast:
         """Read `input_ids` after the memory in `past_key_values`.
 
         Args:
@@ -247,8 +245,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.model.softmax.log_probs(hidden[:, kept])
         past = TransformerXLCache(memory, cache.seen + ids.shape[1]) if use_cache is not False else None
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)  # type: ignore[arg-type]
-        return self._output(output, return_dict)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)  # type: ignore[arg-type]
 
     def prepare_inputs_for_generation(
         self, input_ids: Int[Tensor, "B T"], tokenizer: object = None, **kwargs: Any
@@ -289,6 +286,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
 class TransformerXLModel(TransformerXLPreTrainedModel):
     """The vectors of a text: what `AutoModel` loads."""
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "B T"] | None = None,
@@ -297,8 +295,7 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutputWithPast | tuple[object, ...]:
+    ) -> BaseModelOutputWithPast:
         """Read `input_ids` after the memory in `past_key_values`; the arguments are those of
         `TransformerXLForCausalLM`.
 
@@ -313,8 +310,7 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         layers = tuple(torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         past = TransformerXLCache(memory, cache.seen + ids.shape[1]) if use_cache is not False else None
         shown: Any = layers if output_hidden_states else None
-        output = BaseModelOutputWithPast(last_hidden_state=layers[-1], past_key_values=past, hidden_states=shown)  # type: ignore[arg-type]
-        return self._output(output, return_dict)
+        return BaseModelOutputWithPast(last_hidden_state=layers[-1], past_key_values=past, hidden_states=shown)  # type: ignore[arg-type]
 
 
 class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
@@ -335,6 +331,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             raise Mistake(f"gradient_segments must be at least 1, or None for all segments, got {drawn!r}.")
         self.score: nn.Linear = nn.Linear(config.d_model, config.num_labels or 1, bias=False)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Int[Tensor, "B T"] | None = None,
@@ -344,8 +341,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> SequenceClassifierOutputWithPast | tuple[object, ...]:
+    ) -> SequenceClassifierOutputWithPast:
         """`logits` [B, num_labels] of whole texts, padded on the left; `past_key_values` is what comes before them.
 
         Args:
@@ -372,7 +368,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             total = total + part
         logits = self.score(total / own.sum(1, keepdim=True))
         loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return self._output(SequenceClassifierOutputWithPast(loss=loss, logits=logits), return_dict)
+        return SequenceClassifierOutputWithPast(loss=loss, logits=logits)
 
 
 def _tied_names(model: nn.Module) -> dict[str, str]:
