@@ -30,7 +30,7 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.model.baselines import build_model
 from transformer_xl.report.curves import HEIGHT, WIDTH, Axis, Series, chart, thin, ticks
 from transformer_xl.report.figures import READ, TARGETS, complete_figures, identity, stored_figures, texts_of
-from transformer_xl.report.lead import NATS, legend, level
+from transformer_xl.report.page import NATS, legend, level
 from transformer_xl.report.record import read_run
 from transformer_xl.run.checkpoint import load_model, save_checkpoint
 from transformer_xl.run.folder import Run, find_checkpoint
