@@ -17,7 +17,7 @@ from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, split_overrides
 from transformer_xl.config.settings import Lengths, RunConfig
 from transformer_xl.model.baselines import build_model
-from transformer_xl.paper import exhibits, show, texts
+from transformer_xl.paper import exhibits, show, study
 from transformer_xl.paper.exhibits import content, first_like, training
 from transformer_xl.paper.measures import MEASURES
 from transformer_xl.paper.study import result_of
@@ -125,10 +125,10 @@ def test_a_loss_that_is_not_finite_is_left_out(tmp_path: Path):
 
 
 def test_shuffled_sentences_are_the_lines_of_the_text_in_one_order(tmp_path: Path, monkeypatch):
-    lines = {split: "".join(f"{split} {n}\n" for n in range(50)) for split in texts.BYTES}
-    monkeypatch.setattr(texts, "_library", lambda: iter(lines.items()))
-    plain, shuffled = (texts.make_text(name, tmp_path, "toy") for name in ("text", "sentences"))
-    again = texts.make_text("sentences", tmp_path / "other", "toy")
+    lines = {split: "".join(f"{split} {n}\n" for n in range(50)) for split in study.BYTES}
+    monkeypatch.setattr(study, "_library", lambda: iter(lines.items()))
+    plain, shuffled = (study.make_text(name, tmp_path, "toy") for name in ("text", "sentences"))
+    again = study.make_text("sentences", tmp_path / "other", "toy")
     for split, text in lines.items():
         assert (plain / f"{split}.txt").read_text() == text
         mixed = (shuffled / f"{split}.txt").read_text()
@@ -153,7 +153,7 @@ def test_layers_of_al_rfou_predict_two_tokens_until_their_share_of_training_is_o
 
 def test_a_table_is_made_and_used_again_and_other_settings_are_refused(tmp_path: Path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    for split in texts.BYTES:
+    for split in study.BYTES:
         file = tmp_path / "runs/paper/texts/lines" / f"{split}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("to be or not to be\nthat is the question\n" * 60)

@@ -15,22 +15,28 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..config.settings import CorpusConfig
+from ..data.datasets import open_corpus
+from ..data.library import library
 from ..evaluation.score import figure
 from ..mistake import Mistake
 from ..run.folder import Run
 from ..run.metrics import validations
-from ..runtime.files import read_table, remove_folder, write_whole
+from ..runtime.files import read_table, remove_folder, wait_for, whole_folder, write_whole
 from ..runtime.terminal import clock
 from . import al_rfou
 from .exhibits import AL_RFOU, content, first_like, training
-from .texts import make_text
 
+BYTES = {"train": 1_500_000, "valid": 50_000, "test": 100_000}
+"""Bytes of each split of the toy text, taken from the source of Python's library."""
 Result = dict[str, Any]
 """The content of result.json: row, seed, settings, unit, test and valid figure, parameters, and what was measured."""
 
@@ -195,3 +201,41 @@ def result_of(folder: Path) -> Result:
 def shown(words: Sequence[str]) -> str:
     """A command of `txl` as a user types it."""
     return shlex.join(["txl", *words])
+
+
+def make_text(name: str, folder: Path, size: str) -> Path:
+    """The folder with a text, made if it is missing.
+
+    text: source of Python's library. sentences: Penn Treebank's in one random order within each split, so that only
+    style carries over from line to line; for the toy size, lines of `text`.
+    """
+    toy = size == "toy"
+    path = folder / ("lines" if toy and name == "sentences" else name)
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with wait_for(folder / f".{path.name}.lock", f"writing {path}"):
+        if path.exists():  # another process has written it
+            return path
+        with whole_folder(path) as new:
+            for split, text in _library() if toy else _treebank():
+                lines = text.splitlines(keepends=True)
+                if name == "sentences":
+                    lines = [lines[i] for i in np.random.default_rng(0).permutation(len(lines))]
+                (new / f"{split}.txt").write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def _library() -> Iterator[tuple[str, str]]:
+    """The first files of each split of Python's library."""
+    for split, files in library().items():
+        text = b"".join(files.values())[: BYTES[split]]
+        yield split, text[: text.rfind(b"\n") + 1].decode(errors="replace")
+
+
+def _treebank() -> Iterator[tuple[str, str]]:
+    """The sentences of each split of Penn Treebank, one per line, which `txl data ptb` prepared."""
+    corpus = open_corpus(CorpusConfig(name="ptb", unit="word"))
+    for split in ("train", "valid", "test"):
+        lines = corpus.vocab.decode(corpus.split(split).ids).splitlines()
+        yield split, "".join(line.strip() + "\n" for line in lines)
