@@ -121,7 +121,7 @@ def parse(name: str, words: list[str]) -> int:
     import tyro
     from tyro.conf import DisallowNone, FlagCreatePairsOff
 
-    from .numbers import REGISTRY
+    from .shared import REGISTRY
 
     settings: list[str] | None = None
     if name in ("train", "convert"):

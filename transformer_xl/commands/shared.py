@@ -1,12 +1,16 @@
-"""The types of the options that several commands have."""
+"""The options that several commands have, and how numbers are read: as the settings are, with the same errors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from tyro.conf import Positional, arg
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from ..config.values import alternatives, fits, from_words, type_text, value_text
+from ..mistake import Mistake
 
 if TYPE_CHECKING:
     from ..analysis.comparison import Comparison
@@ -61,3 +65,32 @@ class ComparisonOptions:
     def folder(self, group: Comparison, name: str) -> Path:
         """The folder for the files, which is `name` in the first run if the user gave none."""
         return self.out or group.runs[0].path / name
+
+
+REGISTRY = ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """The rule for an option of one number or of a list of numbers. The command checks the bounds."""
+    many = get_origin(option.type) is tuple and Ellipsis in get_args(option.type)
+    each: Any = get_args(option.type)[0] if many else option.type
+    kind = next((kind for kind in (int, float) if kind in alternatives(each)), None)
+    if kind is None:
+        return None
+    hint: Any = option.type if many else kind  # None is only a default: it cannot be typed
+
+    def read(words: list[str]) -> Any:
+        value = from_words(words, hint)
+        values = value if many else [value]
+        if not values or any(isinstance(one, str) for one in values):
+            raise Mistake(f"it must be {type_text(hint)}, got {value_text(value)}")
+        return tuple(values) if many else value
+
+    return PrimitiveConstructorSpec(
+        nargs="*" if many else 1,
+        metavar="FLOAT" if kind is float else "INT",
+        instance_from_str=read,
+        is_instance=lambda value: fits(value, option.type),
+        str_from_instance=lambda value: [*map(str, value)] if many else [str(value)],
+    )
