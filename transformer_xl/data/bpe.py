@@ -41,7 +41,7 @@ def _byte_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
 
-_CHARACTERS = _byte_characters()
+CHARACTERS = _byte_characters()
 
 
 def train_bpe(texts: Iterable[str], size: int, whole: Sequence[str] = ()) -> str:
@@ -182,4 +182,4 @@ def _checked_number(number: str) -> int:
 
 def bytes_of(symbol: str) -> bytes | None:
     """The bytes of a token written in GPT-2's characters; None if it contains another character."""
-    return bytes(map(_CHARACTERS.__getitem__, symbol)) if _CHARACTERS.keys() >= set(symbol) else None
+    return bytes(map(CHARACTERS.__getitem__, symbol)) if CHARACTERS.keys() >= set(symbol) else None

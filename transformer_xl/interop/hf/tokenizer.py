@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from ...data.bpe import CHARACTERS
 from ...data.vocab import LINE_ENDS, UNK, Vocab
 from .tokenization_transformer_xl import TransformerXLTokenizer
 
@@ -78,9 +79,7 @@ def _chars(vocab: Vocab) -> Tokenizer:
 
 
 def _bytes(vocab: Vocab) -> Tokenizer:
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    others = iter(sorted(character for character in alphabet if ord(character) > 0xFF))
-    by_byte = [chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)]
+    by_byte = {byte: character for character, byte in CHARACTERS.items()}
     tokenizer = _single([by_byte[int(symbol)] for symbol in vocab.symbols], vocab)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
