@@ -89,7 +89,7 @@ class Generate:
         read = [read_text(p.removeprefix("@")) if p == "-" or p.startswith("@") else p for p in self.prompt]
         loaded = trained.load()
         prompts, following = _prompts(self, read, loaded) or [""], {}
-        texts = [_prompt_text(prompt) for prompt in prompts]
+        texts = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in prompts]
         if self.from_test is not None:
             context, after = _test_ids(self, trained.text(loaded.vocab, None, "test", "test").ids, loaded.vocab)
             prompts, texts = [context], [loaded.vocab.decode(context)]
@@ -171,7 +171,3 @@ def _test_ids(
         )
     print(f"From token {start:,} of the test split, counted from 0.", file=sys.stderr)
     return ids[start : start + size], ids[start + size : start + size + options.max_tokens]
-
-
-def _prompt_text(prompt: str | bytes) -> str:
-    return prompt.decode(errors="replace") if isinstance(prompt, bytes) else prompt
