@@ -29,7 +29,7 @@ from small_models import small_model
 from transformer_xl import load_model as public_load_model
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
-from transformer_xl.interop import configure
+from transformer_xl.interop import reading
 from transformer_xl.interop.reading import read_model
 from transformer_xl.interop.source import Dialect, Source
 from transformer_xl.interop.tensorflow import TENSORFLOW
@@ -141,8 +141,8 @@ def test_unstated_settings_come_from_the_recipe_of_the_same_shape(tmp_path, monk
         train=TrainConfig(tgt_len=20, mem_len=20, lr=0.5),
         eval=EvalConfig(tgt_len=8, mem_len=40, attn_len=40, clamp_len=30, batch_size=4),
     )
-    monkeypatch.setattr(configure.recipes, "packaged_recipes", lambda: {"made-up": Path("x")})
-    monkeypatch.setattr(configure.recipes, "load_recipe", lambda name: recipe)
+    monkeypatch.setattr(reading.recipes, "packaged_recipes", lambda: {"made-up": Path("x")})
+    monkeypatch.setattr(reading.recipes, "load_recipe", lambda name: recipe)
     found = read_model(tmp_path, "original", vocab=WORDS)
     assert same(found.model, model) and found.config.model.dropout == 0.2
     assert (found.config.corpus, found.config.train, found.config.eval) == (recipe.corpus, recipe.train, recipe.eval)
@@ -154,19 +154,19 @@ def test_unstated_settings_come_from_the_recipe_of_the_same_shape(tmp_path, monk
     assert found.eval_lengths == recipe.eval_lengths and found.eval.batch_size == 4
 
     source = Source(tmp_path, TENSORFLOW, dict(state))
-    wider = configure.run_settings(source)  # TensorFlow's same_length sees one key more
+    wider = reading.run_settings(source)  # TensorFlow's same_length sees one key more
     assert wider.eval_lengths == replace(recipe.eval_lengths, attn_len=41)
     source.add_settings({"mem_len": 50, "same_length": True})
-    stated = configure.run_settings(source)  # it states the lengths of evaluation
+    stated = reading.run_settings(source)  # it states the lengths of evaluation
     assert stated.eval_lengths == replace(recipe.eval_lengths, mem_len=50, attn_len=51)
     assert stated.train.lengths == recipe.train.lengths
     source = Source(tmp_path, TENSORFLOW, dict(state))
     source.add_settings({"mem_len": 50})
-    assert configure.run_settings(source).eval_lengths == stated.eval_lengths  # the recipe's window is same_length
+    assert reading.run_settings(source).eval_lengths == stated.eval_lengths  # the recipe's window is same_length
 
     source = Source(tmp_path, Dialect(), dict(state))
     source.add_settings({"tgt_len": 20, "mem_len": 20, "clamp_len": -1, "same_length": False})
-    assert configure.run_settings(source).eval_lengths == Lengths(tgt_len=20, mem_len=20)  # not the recipe's
+    assert reading.run_settings(source).eval_lengths == Lengths(tgt_len=20, mem_len=20)  # not the recipe's
 
 
 def test_lengths_changed_after_an_export_are_used_and_damage_is_refused(tmp_path):
