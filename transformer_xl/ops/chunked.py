@@ -32,16 +32,19 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     # So many pairs of a head and a row fit: all rows of several heads, or some rows of one head.
     fit = max(1, SCORES // (t * (S if attn_len is None else min(S, t + attn_len - 1))))
     h, b = max(1, fit // B), min(B, fit)
-    heads = zip(*(x.split(h, 1) for x in call[:3]), *(x.split(h) for x in call[3:6]), strict=True)
-    return torch.cat([_attend_heads(Call(*part, *call[6:]), b, t) for part in heads], 1)
+    found = []
+    for q, k, v, r, *biases in zip(*(x.split(h, 1) for x in call[:3]), *(x.split(h) for x in call[3:6]), strict=True):
+        part = call._replace(q=q, k=k, v=v, r=r, content_bias=biases[0], position_bias=biases[1])
+        found.append(_attend_heads(part, b, t))
+    return torch.cat(found, 1)
 
 
 def _attend_heads(call: Call, b: int, t: int) -> Float[Tensor, "B h T K"]:
     """The result of a few heads, in blocks of `b` rows and `t` queries."""
     rows, found = range(0, len(call.q), b), []
-    for row, *qkv in zip(rows, *(x.split(b) for x in call[:3]), strict=True):
-        part = call.mask.part(0, slice(row, row + b))
-        blocks = _blocks(Call(*qkv, *call[3:6], part, *call[7:]), t)
+    for row, q, k, v in zip(rows, *(x.split(b) for x in call[:3]), strict=True):
+        part = call._replace(q=q, k=k, v=v, mask=call.mask.part(0, slice(row, row + b)))
+        blocks = _blocks(part, t)
         found.append(torch.cat([checkpoint(strided.attend, block, use_reentrant=False) for block in blocks], 2))
     return torch.cat(found)
 
