@@ -150,6 +150,7 @@ def asked(complaint: str, *override: str) -> tuple[dict, dict, list[str], str]:
 
 REFUSED = (
     arrays("must hold r_w_bias once, and has r_w_bias and module.r_w_bias", module__r_w_bias=torch.zeros(2, 5)),
+    arrays("has 10 numbers of float8", r_w_bias=torch.ones(2, 5).to(torch.float8_e4m3fn)),
     arrays("must hold fractions, and r_w_bias has 10 numbers of int", r_w_bias=torch.ones(2, 5, dtype=torch.int64)),
     arrays("emb_layers.0.weight has 0 numbers of", word_emb__emb_layers__0__weight=torch.zeros(0, 2**40)),
     arrays("r_w_bias must be finite", r_w_bias=torch.full((2, 5), torch.nan)),

@@ -177,6 +177,13 @@ def test_padding_stays_padding_in_joined_rows() -> None:
     torch.testing.assert_close(step(model, ids, KVCache.cat(parts), call)[0], torch.cat(alone))
 
 
+def test_a_cache_of_other_heads_is_refused() -> None:
+    model, call = small_model(), lengths(4)
+    other = small_model(n_head=1, d_head=model.config.d_head * model.config.n_head)
+    with pytest.raises(Mistake, match=r"^memory must hold .* heads of"):
+        step(model, text(1, 3), empty(other, 1, call), call)
+
+
 def test_training_with_a_cache_is_refused() -> None:
     model, call = small_model(), lengths(4)
     with pytest.raises(Mistake, match="no_grad"):

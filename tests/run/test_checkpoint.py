@@ -186,6 +186,17 @@ def test_saving_a_step_again_replaces_it_whole(tmp_path, model):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
 
 
+def test_a_folder_of_other_files_is_not_replaced(tmp_path, model):
+    mine, empty = tmp_path / "mine", tmp_path / "empty"
+    mine.mkdir(), empty.mkdir()
+    (mine / "chapter.txt").write_text("mine")
+    for path, what in ((mine, "it holds chapter.txt"), (mine / "chapter.txt", "it is a file")):
+        with pytest.raises(FileExistsError, match=f"must be a new folder, and {what}"):
+            save_checkpoint(path, model=model, vocab=VOCAB, config=RunConfig())
+    assert [file.name for file in tmp_path.rglob("*.*")] == ["chapter.txt"], "nothing else is left"
+    assert save_checkpoint(empty, model=model, vocab=VOCAB, config=RunConfig()) == empty
+
+
 def test_one_sentence_lists_every_mismatch(tmp_path, model):
     folder = save(tmp_path, model, 3)
     other = TransformerXL(replace(SHAPE, n_layer=3, d_inner=13, final_norm=True))

@@ -227,7 +227,7 @@ def test_a_wrong_body_or_header_is_told_as_what_it_is(live: Live) -> None:
         "application/json (got text/plain)."
     )
     error = live.post("/tokenize", prompt=["a"], status=400)["error"]
-    assert "prompt is wrong" in error["message"] and "valid string" in error["message"]
+    assert "prompt is wrong" in error["message"] and "valid string, got ['a']" in error["message"]
 
 
 def test_the_first_token_of_ids_counts() -> None:
@@ -483,6 +483,9 @@ def test_the_page_loads_nothing_from_elsewhere(live: Live) -> None:
     assert "Content-Security-Policy" in live.client.get("/").text
     paths = live.client.get("/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/models", "/tokenize"} <= paths.keys()
+    [about] = live.client.get("/v1/models").json()["data"]
+    assert live.client.get(f"/v1/models/{about['id']}").json() == about
+    assert live.client.get("/v1/models/another").json()["error"]["type"] == "not_found_error"
 
 
 def test_the_command_serves_and_ends_gracefully(tmp_path: Path) -> None:
@@ -520,7 +523,7 @@ def test_the_command_refuses_in_sentences(tmp_path: Path, capsys: pytest.Capture
             ([f"--port={port}"], "in use"),
             (["--port=70000"], "--port must be"),
             (["--rows=0"], "--rows must be"),
-            (["--mem-len=0"], "remembers"),
+            (["--mem-len=0"], "--mem-len must be at least 1"),
             (["--token", " "], "not blank"),
             (["--host", "nowhere.invalid"], "nowhere.invalid"),
             (["--trusted-proxy", "localhost"], "--trusted-proxy must be addresses"),

@@ -95,5 +95,5 @@ def _vocab(name: str) -> Vocab:
         return read_vocabulary(Path(name))
     store = store_folder(name, "")
     if not (store / "corpus.json").is_file():
-        raise FileNotFoundError(f"--vocab must be a file or the name of a prepared corpus, and there is no {name}.")
+        raise FileNotFoundError(f"--vocab must be a file or the name of a prepared corpus, got {name!r}.")
     return Corpus.open(store).vocab

@@ -30,8 +30,8 @@ class Eval:
     data: TextPath = None
     """Score this text file, folder or archive, not the run's corpus: its test split, or all if it has none."""
     split: Part | None = None
-    """The split to score; by default the one in the run's [eval]. With train, valid or test, a text without splits is
-    cut as for training. all: every split, one after another."""
+    """The split to score; by default the one of [eval] when the checkpoint was saved. With train, valid or test, a text
+    without splits is cut as for training. all: every split, one after another."""
     tgt_len: Size = None
     """Tokens per forward pass. All lengths default to the run's."""
     mem_len: Sizes = ()

@@ -80,6 +80,7 @@ class Paper:
         if not self.seeds:
             problems.append("--seeds must be at least one seed, got none.")
         problems.refuse()
+        exhibit.rows(self.rows)  # refuses other names
         print(f"{exhibit.name}: {exhibit.title}")
         if exhibit.page:
             print(f"{exhibit.page} has it.")
@@ -123,13 +124,17 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
         others = [other for other in SIZES if exhibit.rows(options.rows, other)]
         models = ", ".join(options.rows) or exhibit.name
         raise Mistake(f"{models} has no models of size {size}. Give --size {' or '.join(others)}.")
-    study.train(rows, seeds, again=options.again)
+    if options.again:
+        study.remove(rows, seeds)
+    shown = [*exhibit.rows(), exhibit.home]
+    study.results(shown)  # models with other settings are refused before any is trained
+    study.train(rows, seeds)
     folder = options.out / size / exhibit.home
     measure = MEASURES[exhibit.measure]
     if measure.make is not None:
         for seed in seeds:
             measure.make(study, exhibit, seed, folder)
-    found = show.of_rows(exhibit, size, study.results([*exhibit.rows(), exhibit.home]))
+    found = show.of_rows(exhibit, size, study.results(shown))
     known = sorted({result["seed"] for each in found.values() for result in each})
     how = f"{size}, seeds {', '.join(map(str, known))}"
     for name, cells in show_tables(exhibit, found, how).items():

@@ -81,8 +81,9 @@ class Train:
         if self.print_config and rank_and_size()[0] > 0:
             return 0
         if self.print_config:
-            if why:
-                print(f"# {why}")
+            inherited = f"The model and its vocabulary will be those of {self.init}." if self.init else ""
+            for line in filter(None, (why, inherited)):
+                print(f"# {line}")
             print(recipes.write_toml(config), end="")
             return 0
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
 
 from ..config.settings import RunConfig
@@ -61,7 +62,9 @@ class Source:
         if canonical in self.arrays:
             twice = f"{self.spelling(canonical)} and {shortened(name)}"
             raise Mistake(f"{self.path} must hold {canonical} once, and has {twice}.")
-        if not array.is_floating_point() or not array.numel():
+        kinds = torch.float16, torch.bfloat16, torch.float32, torch.float64
+        plain = array.layout == torch.strided and not array.is_meta
+        if array.dtype not in kinds or not plain or not array.numel():
             kind = f"{array.numel()} numbers of {str(array.dtype).removeprefix('torch.')}"
             raise Mistake(f"{self.path} must hold fractions, and {shortened(name)} has {kind}.")
         self.arrays[canonical] = array

@@ -190,8 +190,9 @@ class KVCache:
         return [buffer[..., self.first : self.first + self.length, :] for buffer in self.buffers]
 
 
-def check_state(memory: object, widths: Sequence[int], x: Vectors) -> None:
-    """Raise a `Mistake` unless `memory` has states of these `widths` and as many rows as `x`."""
+def check_state(memory: object, widths: Sequence[int], x: Vectors, heads: tuple[int, int] | None = None) -> None:
+    """Raise a `Mistake` unless `memory` has states of these `widths` and as many rows as `x`. The keys of a cache must
+    be those of so many `heads` of such a size."""
     if not isinstance(memory, Memory | KVCache):
         raise Mistake(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")
     layers = memory.buffers if isinstance(memory, KVCache) else memory.layers
@@ -201,9 +202,12 @@ def check_state(memory: object, widths: Sequence[int], x: Vectors) -> None:
         mixed = torch.is_autocast_enabled(x.device.type)
         shapes = [(memory.length, width) for width in widths]
         fits = [rows.shape[1:] for rows in layers] == shapes and (mixed or all(r.dtype == x.dtype for r in layers))
+    elif fits and heads is not None:
+        fits = all(kv.shape[2::2] == heads for kv in layers)
     if not fits:
         wide = ", ".join(dict.fromkeys(map(str, widths)))
         got = ", ".join(dict.fromkeys(f"{list(layer.shape)} {layer.dtype} on {layer.device}" for layer in layers))
+        wide += "" if heads is None else f" ({heads[0]} heads of {heads[1]})"
         raise Mistake(
             f"memory must hold {len(widths)} tensors of {len(x)} rows, {wide} wide, {x.dtype} on {x.device}, got "
             f"{len(layers)}: {got}. Give the result of empty_memory({len(x)}) or of the previous call."

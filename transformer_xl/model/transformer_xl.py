@@ -135,7 +135,8 @@ class TransformerXLBackbone(nn.Module):
         """
         check_vectors(x, self.like)
         state: Any = self.empty_memory(x.shape[0], lengths) if memory is None else memory
-        check_state(state, [self.config.d_model] * len(self.layers), x)
+        heads = self.config.n_head, self.config.d_head
+        check_state(state, [self.config.d_model] * len(self.layers), x, heads)
         state = state.grow_to(lengths.mem_len) if self.config.zero_memory else state
         if begins is not None and (self.config.zero_memory or self.config.base_kind in ("vaswani", "al-rfou")):
             raise Mistake(

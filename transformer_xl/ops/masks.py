@@ -118,8 +118,9 @@ def hide_scores(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> F
     lowest, (T, S) = torch.finfo(shifted.dtype).min / 2, shifted.shape[2:]
     if torch._C._are_functorch_transforms_active():  # vmap may have many masks for the same scores
         return shifted.masked_fill(~visible(T, S, mask, memory, device=shifted.device)[:, 0], lowest)
-    later = mask.attn_len is None and mask.first is None and mask.until is None
-    start = min(memory + mask.ahead + 1, S) if later else 0  # every query sees the keys before it
+    whole = mask.attn_len is not None or mask.first is not None or mask.until is not None
+    # Every query sees the keys before the start. An exported graph has no branches on lengths.
+    start = 0 if whole or torch.compiler.is_exporting() else min(memory + mask.ahead + 1, S)
     hidden = ~visible(T, S - start, mask.part(start), memory - start, device=shifted.device)[:, 0]
     with torch.no_grad():  # hidden scores have probability 0, so their gradient is 0 without autograd
         shifted[..., start:].masked_fill_(hidden, lowest)

@@ -61,9 +61,11 @@ class Exhibit:
             Mistake: a name is none of them.
         """
         known = list(dict.fromkeys(line.row for line in self.lines if line.row))
+        if named and not known:
+            raise Mistake(f"--rows must be left out for {self.name}, which trains no models.")
         for name in named:
             if name not in known:
-                raise Mistake(f"--rows must be some of {', '.join(known) or 'none'} for {self.name}, got {name!r}.")
+                raise Mistake(f"--rows must be some of {', '.join(known)} for {self.name}, got {name!r}.")
         wanted = [name for name in known if not named or name in named]
         return [name for name in wanted if size is None or training(name, size)]
 

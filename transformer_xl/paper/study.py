@@ -86,8 +86,8 @@ class Study:
         found = read_table(file, "Give --again to make it again.", settings=str)
         if "settings" in found and found["settings"] != " ".join(self.settings(row, seed)):
             raise Mistake(
-                f"{file.parent} was made with other settings, `{found['settings']}`. Give --again to train it again, "
-                "or another --out."
+                f"{file.parent} was made with other settings, `{found['settings']}`. Give --rows {row} --seeds {seed} "
+                "--again to train it again, or another --out."
             )
         return found
 
@@ -105,12 +105,15 @@ class Study:
         """Write the result of a row."""
         write_whole(self.folder(row, seed) / "result.json", json.dumps(result, indent=1) + "\n")
 
-    def train(self, rows: Sequence[str], seeds: Sequence[int], *, again: bool) -> None:
-        """Train the rows that have no result yet; `again`: all of them."""
-        wanted = {self.folder(row, seed): (first_like(row, self.size), seed) for seed in seeds for row in rows}
-        if again:
-            for folder in filter(Path.exists, wanted):
+    def remove(self, rows: Sequence[str], seeds: Sequence[int]) -> None:
+        """Remove the folders of these rows, to train them again."""
+        for folder in {self.folder(row, seed) for seed in seeds for row in rows}:
+            if folder.exists():
                 remove_folder(folder)
+
+    def train(self, rows: Sequence[str], seeds: Sequence[int]) -> None:
+        """Train the rows that have no result yet."""
+        wanted = {self.folder(row, seed): (first_like(row, self.size), seed) for seed in seeds for row in rows}
         missing = [pair for pair in wanted.values() if self.result(*pair) is None]
         if done := len(wanted) - len(missing):
             print(f"Trained before, and used: {done} of {len(wanted)} models. --again trains them again.", flush=True)
@@ -161,9 +164,8 @@ class Study:
                 if "--json" not in words or not line.startswith("{"):  # JSON is for this program
                     print(f"{head} {line}" if head else line, end="", flush=True)
         if process.returncode:
-            raise Mistake(
-                f"`{shown(words)}` ended with status {process.returncode}; the same command goes on from there."
-            )
+            how = "" if process.returncode == 2 else "; the same command goes on from there"
+            raise Mistake(f"`{shown(words)}` ended with status {process.returncode}{how}.")
         return "".join(lines)
 
     def measured(self, words: Sequence[str]) -> Any:

@@ -35,12 +35,17 @@ LOCK = ".lock"
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder next to `path` to write into; on success it replaces `path`.
 
-    On any error the half-written folder is removed and `path` stays as it was; an OSError names it and the reason.
+    On any error the half-written folder is removed and `path` stays as it was; an OSError names it and the reason. It
+    is an error if `path` is a file, or holds files and none of a new one's name: then it is somebody else's.
     """
     path = Path(path)
     with _temporary_file(path) as unfinished:
         unfinished.mkdir()
         yield unfinished
+        old = {file.name for file in path.iterdir()} if path.is_dir() else set()
+        if path.is_file() or (old and old.isdisjoint(file.name for file in unfinished.iterdir())):
+            what = f"it holds {shortened(min(old))}" if old else "it is a file"
+            raise FileExistsError(f"{path} must be a new folder, and {what}. Choose another path.")
         os.umask(mask := os.umask(0))
         for file in sorted(unfinished.rglob("*")):
             if file.is_file():  # safetensors makes files that only their owner can read

@@ -54,6 +54,7 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
     }.items():
         app.add_exception_handler(kind, answer)
     app.add_api_route("/v1/models", models)
+    app.add_api_route("/v1/models/{name:path}", model_named)
     app.add_api_route("/tokenizer_info", tokenizer_info)
     app.add_api_route("/metrics", metrics)
     app.add_route("/health", health)
@@ -147,13 +148,21 @@ async def in_turn(request: Request, call: Callable[..., T], *given: Any) -> T:
         asyncio.get_running_loop().call_later(time.perf_counter() - began, turn.release)
 
 
-async def models(request: Request) -> dict[str, object]:
+async def models(request: Request) -> dict[str, Any]:
     """The model that is served."""
     service: Service = request.app.state.service
     lengths = service.engine.lengths
     about = {"id": service.name, "object": "model", "created": 0, "owned_by": "transformer-xl"}
     sizes = {"tgt_len": lengths.tgt_len, "mem_len": lengths.mem_len, "attn_len": lengths.attn_len}
     return {"object": "list", "data": [{**about, **sizes, "vocab": str(service.vocab)}]}
+
+
+async def model_named(request: Request, name: str) -> object:
+    """The model that is served, by its name."""
+    (about,) = (await models(request))["data"]
+    if name != about["id"]:
+        raise Refused(404, f"{shortened(name)} is not served here. {about['id']} is.")
+    return about
 
 
 async def completions(request: Request) -> Response:
@@ -291,8 +300,9 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _form_error(request: Request, error: ValidationError) -> Response:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return _refused(request, form_error(first["loc"], first["msg"], error.title))
+    first = error.errors(include_url=False, include_context=False)[0]
+    got = "" if first["type"] == "missing" else f", got {shortened(repr(first['input']))}"
+    return _refused(request, form_error(first["loc"], first["msg"], error.title, got))
 
 
 def _client_gone(_: Request, error: Exception) -> Response:

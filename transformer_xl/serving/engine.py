@@ -233,7 +233,7 @@ class Engine:
                 job.emit(Ended(index, writer.close(), "length", past))
 
     def _read_segment(self, job: Job, window: Int[Tensor, "1 L"], state: KVCache) -> KVCache:
-        """The state after a segment. With `echo`, its tokens are scored: exactly as `LanguageModel.score` does."""
+        """The state after a segment. With `echo`, its tokens are scored: as `LanguageModel.score` does."""
         if not job.echo:
             return self.model.hidden(window[:, :-1], state, job.lengths)[1]
         prediction, state = self.model.predict(window[:, :-1], window[:, 1:], state, job.lengths)
@@ -372,5 +372,6 @@ def refusal(config: TransformerXLConfig, lengths: Lengths) -> str | None:
     if config.kind != "transformer-xl":
         return f"txl serve needs a model of kind transformer-xl, got {config.kind}."
     if reach_of(lengths) < 1:
-        return "txl serve needs a model that remembers: give a mem_len and an attn_len above 1."
+        got = f"{lengths.mem_len} and {lengths.attn_len}"
+        return f"--mem-len must be at least 1, and the run's attn_len 2, for txl serve, got {got}."
     return None

@@ -136,7 +136,7 @@ class Detokenize(BaseModel):
     tokens: list[Token]
 
 
-def form_error(path: tuple[int | str, ...], message: str, kind: str = "") -> Refused:
+def form_error(path: tuple[int | str, ...], message: str, kind: str = "", got: str = "") -> Refused:
     """One sentence for a field of the body of a request of this kind, by its names from outside in."""
     name = path[0] if path else 0
     if isinstance(name, int):
@@ -149,4 +149,4 @@ def form_error(path: tuple[int | str, ...], message: str, kind: str = "") -> Ref
         return Refused(400, f"{name} must be {field.description}.", name)
     if kind == Completion.__name__ and field is None:
         return Refused(400, f"{shortened(name)} is no field of a request. Leave it out.", shortened(name))
-    return Refused(400, f"{shortened(name)} is wrong: {message}.", shortened(name))
+    return Refused(400, f"{shortened(name)} is wrong: {message}{got}.", shortened(name))
