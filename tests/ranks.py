@@ -82,7 +82,8 @@ def trainer_of(
     """The same trainer on every rank, with the weights of one seed or those given; rows are dealt out."""
     shape, settings = CASES[case]
     config = replace(TRAIN, **(settings | changes))
-    model = small_model(train=True, dropout=dropout, dropatt=dropout, **shape)
+    dtype = torch.float64 if config.precision == "fp32" else torch.float32  # autocast leaves float64 as it is
+    model = small_model(train=True, dtype=dtype, dropout=dropout, dropatt=dropout, **shape)
     model.backbone.recompute = config.recompute
     if stored is not None:
         set_weights(model, stored, "what was saved")

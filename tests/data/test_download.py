@@ -273,6 +273,7 @@ class TestArchives:
 
     @given(kind=st.sampled_from(sorted(KINDS)), damages=DAMAGES)
     @example(kind="zip", damages=[(-4, 1)])  # its files begin before it
+    @example(kind="zip", damages=[(-83, 1)])  # the comment of the first file goes on to the end
     def test_an_archive_with_flipped_bytes_is_right_or_refused(self, kind, damages) -> None:
         archive = bytearray(KINDS[kind]([("y", CONTENT), ("x", b"12345")]))
         for position, flip in damages:

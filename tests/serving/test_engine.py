@@ -268,5 +268,5 @@ def test_a_shorter_memory_holds_for_what_is_written(engine: Engine) -> None:
 def test_models_that_do_not_remember_are_refused() -> None:
     config = language_model().model.config
     assert refusal(config, LENGTHS) is None
-    assert "remembers" in str(refusal(config, Lengths(tgt_len=4, mem_len=0)))
+    assert "--mem-len must be at least 1" in str(refusal(config, Lengths(tgt_len=4, mem_len=0)))
     assert "shaw" in str(refusal(language_model(kind="shaw", positions=64).model.config, LENGTHS))

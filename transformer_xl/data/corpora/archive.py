@@ -121,6 +121,8 @@ def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
         _check_size(sum(info.file_size for info in opened.infolist()), len(opened.infolist()), limit)
         if any(info.header_offset < 0 for info in opened.infolist()):
             raise ValueError("a file begins before the archive")
+        if any(b"PK\x01\x02" in info.comment for info in opened.infolist()):  # zipfile would not read the others
+            raise ValueError("a comment holds other files")
         if _DOCUMENT & set(opened.namelist()):
             raise Mistake(f"{archive} must be text, and is a document of an office program or a book. Save it as .txt.")
         _check_names(archive, opened.namelist())
