@@ -26,8 +26,8 @@ def rounded_weights(objective: nn.Module) -> Iterator[None]:
     """
     alone = isinstance(objective, Objective)
     owners = [module._parameters for module in objective.modules() if alone and isinstance(module, nn.Linear)]
-    found = [(owner, name, weight) for owner in owners for name, weight in owner.items() if weight is not None]
-    exact = [each for each in found if _is_rounded(each[2])]
+    found = [(owner, name, owner.get(name)) for owner in owners for name in ("weight", "bias")]
+    exact = [(owner, name, weight) for owner, name, weight in found if weight is not None and _is_rounded(weight)]
     rounded: Any = _Rounded.apply(*(weight for *_, weight in exact)) if exact else ()
     try:
         for (owner, name, _), weight in zip(exact, rounded, strict=True):
