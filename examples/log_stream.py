@@ -2,12 +2,12 @@
 
 $ python examples/log_stream.py
 ...
-After 100 lines this process has 494 MB
- 7.39 bits per byte: 00:16:12 GET /../../etc/passwd 200 0 ms user=anonymous
- 1.96 bits per byte: 00:21:32 GET /cart 200 9431 ms user=b
+After 100 lines this process has 612 MB
+ 7.71 bits per byte: 00:16:12 GET /../../etc/passwd 200 0 ms user=anonymous
+ 7.84 bits per byte: 00:18:11 ERROR db: deadlock, transaction rolled back
 ...
-After 2,000 lines this process has 495 MB
-Flagged 21 lines; 21 of them are among the 23 planted ones
+After 2,000 lines this process has 613 MB
+Flagged 24 lines; 23 of them are among the 23 planted ones
 
 With a file, or with - for standard input, the model learns its first lines and watches the others:
 python examples/log_stream.py server.log --train-lines 5000

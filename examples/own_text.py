@@ -3,20 +3,20 @@
 $ python examples/own_text.py
 Bytes of asyncio: train 440,861, valid 24,492, test 24,493
 ...
-2.154 bits per byte with a memory of 128 bytes, over 24,492 bytes of test
-2.155 bits per byte with a memory of 64 bytes, over 24,492 bytes of test
-2.300 bits per byte with a memory of 0 bytes, over 24,492 bytes of test
+1.401 bits per byte with a memory of 128 bytes, over 24,492 bytes of test
+1.400 bits per byte with a memory of 64 bytes, over 24,492 bytes of test
+1.934 bits per byte with a memory of 0 bytes, over 24,492 bytes of test
 |     def close(self):
-|         self._cancells_tracts = None
+|         if self._closrror = self._tasks:
+|            if self._waiter = None
+|             self._tasks:
+|             self._protocol = protocol()
 |
-|         self._mavay_waiter = None
+|         self._protocol = protocol()
 |
-|         exceptions._exception()._cancelled()
-|             exception() not callback.cancelled )
-|
-|         if timeout is SSLAgeitErrors:
-|             self._addr:
-|                                                                   rais
+|         self._protocol_connection_lost(self, self._format_sig)
+|         self._parent_tasks = 0
+|         if self._protocol_co
 More text: txl generate runs/own-text
 """
 
