@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.parametrizations import weight_norm
 
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.model.baselines import build_model
+from transformer_xl.model.modules import RowLinear
 from transformer_xl.train import replay
 from transformer_xl.train.half import rounded_weights
 from transformer_xl.train.objective import Counts, Objective
 
 CPU = torch.device("cpu")
 SHAPE = TransformerXLConfig(
-    vocab_size=13, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, dropout=0.0, dropatt=0.0
+    vocab_size=13, n_layer=4, d_model=16, n_head=2, d_head=8, d_inner=16, dropout=0.0, dropatt=0.0
 )
 
 
@@ -62,12 +65,27 @@ def test_rounded_weights_are_those_of_autocast(
             assert off <= 2**-7 * other.to_dense().norm() + 1e-7, name
 
 
-def test_a_model_has_its_weights_after_a_call_that_fails() -> None:
-    model = build_model(SHAPE)
-    before = dict(model.named_parameters())
+def test_whoever_reads_a_weight_or_copies_the_model_meanwhile_finds_it_exact() -> None:
+    model = build_model(SHAPE).requires_grad_()
+    plain, hooked, frozen, parametrized = (model.backbone.layers[i].feed_forward for i in (0, 1, 2, 3))
+    hooked.inner.register_forward_pre_hook(lambda linear, _: linear.weight.data.clamp_(-0.01, 0.01))
+    frozen.inner.bias.requires_grad_(False)
+    weight_norm(parametrized.inner)
+    x = torch.randn(2, 16)
     with pytest.raises(KeyError), torch.autocast("cpu", torch.bfloat16), rounded_weights(Objective(model)):
-        assert model.backbone.layers[0].attention.qkv.weight.dtype == torch.bfloat16
-        assert model.embedding.tables[0].dtype == torch.float32
+        assert plain.inner.used(x)[0].dtype == torch.bfloat16 and plain.inner(x).dtype == torch.bfloat16
+        for other in (hooked, frozen, parametrized):
+            assert other.inner.rounded is None and other.outer.rounded is not None
+        assert plain.inner.weight.dtype == model.embedding.tables[0].dtype == torch.float32
+        with torch.no_grad():
+            plain.outer.weight += 1
+        assert plain.outer.used(x)[0] is plain.outer.weight, "it was written after it was rounded"
+        weight = model.backbone.layers[1].attention.qkv.weight
+        for create in (True, False):
+            loss = model.backbone.layers[1].attention.qkv(x).square().sum()
+            [gradient] = torch.autograd.grad(loss, weight, create_graph=create)
+            assert gradient.dtype == torch.float32 and gradient.requires_grad == create
+        with torch.autocast("cpu", enabled=False):
+            assert deepcopy(plain).inner(x).dtype == plain.inner(x).dtype == torch.float32
         raise KeyError
-    after = dict(model.named_parameters())
-    assert before.keys() == after.keys() and all(before[name] is after[name] for name in before)
+    assert all(linear.rounded is None for linear in model.modules() if isinstance(linear, RowLinear))

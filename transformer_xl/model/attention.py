@@ -157,7 +157,7 @@ class RelativeMultiheadAttention(nn.Module):
         unless the projection has hooks or is wrapped, for instance by a low-rank addition."""
         if type(self.qkv) is not RowLinear or has_hooks(self.qkv):
             return self._split(self.qkv(x), 3)[parts]
-        rows = self.qkv.weight.unflatten(0, (3, -1))[parts]
+        rows = self.qkv.used(x)[0].unflatten(0, (3, -1))[parts]
         return self._split(F.linear(x, rows.flatten(0, 1)), len(rows))
 
     def _split(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:

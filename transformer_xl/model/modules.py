@@ -6,7 +6,7 @@ The checks read no values, so the host never waits for a device, and torch.compi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from ..mistake import Mistake
+from ..ops.call import product_dtype
 from ..ops.masks import Bounds
 
 Ids = Integer[Tensor, "B T"]
@@ -74,6 +75,26 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+class Rounded(NamedTuple):
+    """A linear layer's weight and bias in the dtype of products."""
+
+    weight: Tensor
+    bias: Tensor | None
+    exact: tuple[Tensor, Tensor | None]
+    """What they were rounded from."""
+    versions: list[int]
+
+    def fits(self, linear: nn.Linear, x: Tensor) -> bool:
+        """Whether autocast would round the layer's weights to these for a product with `x`."""
+        same = self.exact[0] is linear.weight and self.exact[1] is linear.bias
+        return same and self.weight.dtype == product_dtype(x) and self.versions == versions(linear)
+
+
+def versions(linear: nn.Linear) -> list[int]:
+    """How often each weight was written in place."""
+    return [] if torch.compiler.is_compiling() else [weight._version for weight in linear.parameters()]
+
+
 class RowLinear(nn.Linear):
     """PyTorch's linear layer, with other products in bfloat16 on a CPU.
 
@@ -82,7 +103,20 @@ class RowLinear(nn.Linear):
     to a multiple of `ROWS`.
     """
 
+    rounded: Rounded | None = None
+    """What products use during a step of training in half precision; see `rounded_weights`."""
+
+    def used(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weight and bias of a product with `x`."""
+        rounded = self.rounded
+        return rounded[:2] if rounded is not None and rounded.fits(self, x) else (self.weight, self.bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"rounded": None}  # nobody may copy what has a gradient
+
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
+        if self.rounded is not None:
+            return F.linear(x, *self.used(x))
         weight, rows = self.weight, x.numel() // self.in_features
         if not weight.is_cpu or weight.dtype != torch.bfloat16 or torch.compiler.is_compiling():
             return super().forward(x)

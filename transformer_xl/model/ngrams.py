@@ -29,7 +29,7 @@ from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from .inference import KVCache
 from .memory import Memory
-from .modules import Ids, Vectors
+from .modules import Ids, RowLinear, Vectors
 
 State = TypeVar("State", Memory, KVCache)
 PRIME, BASE = (1 << 31) - 1, 1_540_483_477
@@ -48,7 +48,7 @@ class NgramEmbedding(nn.Module):
         self.config: TransformerXLConfig = config
         sizes = config.ngram_sizes
         self.table: nn.Embedding = nn.Embedding(sum(sizes), config.ngram_width)
-        self.projection: nn.Linear = nn.Linear(len(sizes) * config.ngram_width, config.d_model, bias=False)
+        self.projection: RowLinear = RowLinear(len(sizes) * config.ngram_width, config.d_model, bias=False)
 
     @property
     def reach(self) -> int:

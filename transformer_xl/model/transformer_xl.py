@@ -387,7 +387,7 @@ class TransformerXL(nn.Module):
         if half is not None:
             copied.softmax = deepcopy(copied.softmax, dict(kept))
             copied.softmax.tied = False
-            owners = [part for each in copied.modules() if isinstance(each, nn.Linear) for part in each.modules()]
+            owners: list[Any] = [each for each in copied.modules() if type(each) is RowLinear]  # others may be in fp32
             owners += [*copied.softmax.modules(), *copied.embedding.projections.modules()]
             for owner in owners:
                 for name, p in list(owner.named_parameters(recurse=False)):

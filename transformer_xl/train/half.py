@@ -13,33 +13,36 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ..model.modules import Rounded, RowLinear, has_hooks, versions
 from ..ops.call import product_dtype
 from .objective import Objective
 
 
 @contextmanager
 def rounded_weights(objective: nn.Module) -> Iterator[None]:
-    """Inside, linear layers have the weights that their products use in the caller's autocast. Gradients reach the
-    weights themselves, all together at the end of backward.
+    """Inside, each `RowLinear` computes with its `rounded` weights, for products in the caller's autocast. Gradients
+    reach the weights themselves, all together at the end of backward.
 
     With several ranks nothing changes: DDP sends each gradient as soon as it is known, and FSDP2 gathers shards.
     """
     alone = isinstance(objective, Objective)
-    owners = [module._parameters for module in objective.modules() if alone and isinstance(module, nn.Linear)]
-    found = [(owner, name, owner.get(name)) for owner in owners for name in ("weight", "bias")]
-    exact = [(owner, name, weight) for owner, name, weight in found if weight is not None and _is_rounded(weight)]
-    rounded: Any = _Rounded.apply(*(weight for *_, weight in exact)) if exact else ()
+    linears = [m for m in objective.modules() if alone and type(m) is RowLinear and _is_rounded(m)]
+    rounded = iter(_Rounded.apply(*(weight for linear in linears for weight in linear.parameters())) if linears else ())
     try:
-        for (owner, name, _), weight in zip(exact, rounded, strict=True):
-            owner[name] = weight
+        for linear in linears:
+            weight, bias = next(rounded), None if linear.bias is None else next(rounded)
+            linear.rounded = Rounded(weight, bias, (linear.weight, linear.bias), versions(linear))
         yield
     finally:
-        for owner, name, weight in exact:
-            owner[name] = weight
+        for linear in linears:
+            linear.rounded = None
 
 
-def _is_rounded(weight: Tensor) -> bool:
-    return weight.requires_grad and not isinstance(weight, DTensor) and product_dtype(weight) != weight.dtype
+def _is_rounded(linear: RowLinear) -> bool:
+    """Whether products use it alone, and autocast would round all of its weights."""
+    weights = list(linear.parameters())
+    own = not has_hooks(linear) and all(w.requires_grad and not isinstance(w, DTensor) for w in weights)
+    return own and all(product_dtype(w) != w.dtype for w in weights)
 
 
 class _Rounded(torch.autograd.Function):
@@ -52,6 +55,8 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # for a gradient of gradients
+            return tuple(None if gradient is None else gradient.float() for gradient in gradients)
         exact = iter(_copies([gradient for gradient in gradients if gradient is not None], torch.float32))
         return tuple(None if gradient is None else next(exact) for gradient in gradients)
 
