@@ -288,6 +288,12 @@ def test_all_problems_of_file_and_command_line_are_reported_at_once(tmp_path: Pa
     ]
 
 
+def test_a_context_that_evaluation_reads_again_replaces_its_memory():
+    again = RunConfig(train=TrainConfig(mem_len=0, context_len=3), eval=EvalConfig(context_len=0))
+    assert RunConfig(eval=EvalConfig(context_len=5)).eval_lengths.mem_len == again.context_len(again.eval) == 0
+    assert TrainConfig(short_share=0.5, max_steps=3).at(1).tgt_len == 64
+
+
 def test_an_unknown_recipe_gets_the_nearest_names(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="Did you mean enwik8-small"):
         load_recipe("enwik8-smal")

@@ -165,6 +165,7 @@ def test_what_training_limited_can_be_switched_off():
     free = model.with_lengths(clamp_len=None, attn_len=None)
     assert free.config.eval_lengths == Lengths(tgt_len=5, mem_len=6)
     assert model.with_lengths(mem_len=2).config.eval_lengths == Lengths(tgt_len=5, mem_len=2, clamp_len=2)
+    assert model.with_lengths(mem_len=6).config.eval_lengths.attn_len == 7  # it fits
     asked = model.with_lengths(attn_len=3)  # not what training limited
     assert asked.with_lengths(mem_len=2).config.eval_lengths.attn_len == 3
 
@@ -172,6 +173,7 @@ def test_what_training_limited_can_be_switched_off():
 def test_a_memory_replaces_the_context_that_is_read_again():
     model = language_model(lengths={"tgt_len": 2, "mem_len": 0, "context_len": 3})
     model = model._replace(config=replace(model.config, eval=EvalConfig(mem_len=0, context_len=3)))
+    assert model.score("ab").context.lengths.tgt_len == 5
     found = model.with_lengths(mem_len=4)
     assert found.config.writing_lengths(found.config.eval_lengths) == Lengths(tgt_len=2, mem_len=4)
 
@@ -193,6 +195,19 @@ def test_a_change_of_the_model_changes_its_scores():
     assert not np.allclose(model.score(text).nats, before) and model.next_tokens(text) != before_next
     model.model.backbone.layers[0] = first
     np.testing.assert_array_equal(model.score(text).nats, before)
+
+
+def test_the_least_and_the_most_that_generating_takes():
+    model = language_model()
+    assert "\n" not in language_model(WORDS).generate("a", forbid=("<eos>",), max_tokens=9)  # id 0
+    assert model.generate(b"\xe7", max_tokens=0) == ""
+    raw = "\U0001f600".encode()  # of four bytes
+    assert model.generate(raw[:3], bias=((raw[3], 999.0),), max_tokens=1) == "\U0001f600"
+    assert model.generate("a", temperature=1e-308, max_tokens=1)
+    with pytest.raises(Mistake, match="leave a token"):
+        model.generate("a", allow=lambda _: [], max_tokens=1)
+    with pytest.raises(Mistake, match="temperature"):
+        model.generate("a", temperature=math.inf)
 
 
 def test_a_context_of_another_vocabulary_is_refused():

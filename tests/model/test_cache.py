@@ -142,7 +142,12 @@ def test_a_call_consumes_the_cache_and_a_fork_is_independent() -> None:
     same, _ = step(model, text(3, 3, seed=1)[[2, 0]], twin, call)
     torch.testing.assert_close(same, out[[2, 0]])
     assert not torch.isclose(other, same).all()
-    step(model, text(3, 2), after, call)
+    again = step(model, text(3, 2), after, call)[1]
+    for spend in (lambda cache: cache.reset(marks), lambda cache: cache.newest(2)):
+        spend(again)
+        with pytest.raises(RuntimeError, match="fork"):
+            step(model, text(3, 2), again, call)
+        again = KVCache(again.buffers, call, again.length)
 
 
 @each_kind

@@ -68,6 +68,7 @@ def test_outputs_and_gradients_follow_the_equations(kind, by_hand, shape):
     model = small(kind, **SHAPES[shape])
     ids = text(3, 9)
     x = model.embedding(ids)
+    assert model.embedding.scale == 1.0  # sqrt(d_model) is for attention
     got, want = (f(x) for f in (lambda x: model.backbone(x, None, LONG)[0][-1], lambda x: by_hand(model, x)))
     torch.testing.assert_close(got, want)
     if kind == "qrnn":

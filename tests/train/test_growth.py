@@ -50,6 +50,16 @@ def test_known_tokens_are_predicted_as_before(kind: str, monkeypatch: pytest.Mon
     torch.testing.assert_close(after[..., 18:], before[..., 18:].expand(-1, -1, 5) / 5)
     x, y = (model.embedding(torch.tensor([[18, size - 1]])) for model, size in ((old, 19), (new, 23)))
     torch.testing.assert_close(x, y)
+    early = Vocab("word", ("<eos>", "<unk>", *map(str, range(17))))  # in another band it shares nothing
+    if "cutoffs" in KINDS[kind]:
+        assert torch.equal(grown(new, weights(old), early)["softmax.bias"][:11], old.softmax.bias[:11])
+    if kind == "plain":
+        table, chars = old.embedding.tables[0].detach(), Vocab("char", tuple(map(chr, range(97, 116))))
+        mean = grown(new, weights(old), chars)["embedding.tables.0"][19:]
+        torch.testing.assert_close(mean, table.mean(0).expand(4, -1))
+        monkeypatch.undo()
+        noise = (grown(new, weights(old), vocab)["embedding.tables.0"][19:] - table[18]) / table.std()
+        assert 0.06 < noise.std() < 0.14
 
 
 def test_new_words_for_a_run(tmp_path, monkeypatch, capsys) -> None:

@@ -286,7 +286,7 @@ class RunConfig(Checked):
             return
         for name in ("ar_alpha", "tar_beta") if self.model.base_kind == "al-rfou" else ():
             if getattr(self.train, name):
-                sentence = f"{{}} must be 0 for {kind}, which has losses of its own."
+                sentence = f"{{}} must be 0 for {kind}."
                 yield Problem((f"train.{name}", "model.kind"), sentence)
         if self.train.random_tgt_len and places:
             sentence = f"{{}} must be false for {kind}, whose positions end. Leave it out."
