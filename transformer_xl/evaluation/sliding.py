@@ -3,7 +3,7 @@ reads the text before a target again for that target. Each window scores `stride
 
 With context 4 and stride 2, the prediction after each token of a text a b c d e f g h i sees:
 
-    a > .     c: a b c      e: c d e       g: e f g       i: g h i
+    a: a      c: a b c      e: c d e       g: e f g       i: g h i
     b: a b    d: a b c d    f: c d e f     h: e f g h
 
 Two predictions share a window. With stride 1 each has its own window of `context` tokens.
