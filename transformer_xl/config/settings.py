@@ -256,7 +256,7 @@ class EvalConfig(Checked):
     """None: as in train if mem_len is 0, otherwise 0."""
     batch_size: int = 10
     max_tokens: int = 0
-    """Score at most this many tokens of the split; 0: all."""
+    """Score at most this many targets of the split; 0: all."""
 
     def _problems(self) -> Iterator[Problem]:
         yield from _length_problems(self)

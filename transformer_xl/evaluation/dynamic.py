@@ -44,7 +44,7 @@ class DynamicConfig(Checked):
     epsilon: float = 0.1
     """rms: bounds the steps of weights with small gradients."""
     tokens: int = 10_000
-    """rms: measure gradients over this many tokens of the training text; 0: over all."""
+    """rms: measure gradients over this many targets of the training text; 0: over all."""
 
     def _problems(self) -> Iterator[Problem]:
         yield from out_of_bounds(self, "decay", "epsilon", "tokens", least=0)
