@@ -73,7 +73,7 @@ def visible(
         1 1 1 1 0        0 0 1 1 0        1 1 1 1 1
         1 1 1 1 1        0 0 0 1 1        1 1 1 1 1
 
-    `first` and `until` hide padding and other documents. `memory` is M if the last keys are missing.
+    `first` and `until` hide padding and other documents. `memory` is M; None: S - T, without keys after the last query.
     """
     memory = keys - queries if memory is None else memory
     i = torch.arange(queries, device=device)[:, None] + memory
