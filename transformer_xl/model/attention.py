@@ -125,7 +125,7 @@ class RelativeMultiheadAttention(nn.Module):
         return (self.dropout(q), self.dropout(k), self.dropout(v)) if self.dropout.locked else (q, k, v)
 
     def keys_values(self, past: Float[Tensor, "B M D"]) -> tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]:
-        """Keys and values of memory. No gradient reaches the memory itself."""
+        """Keys and values of memory."""
         k, v = self._projected(self.norm(past) if self.pre_lnorm else past, slice(1, 3))
         return (k if self.qk_norm is None else _normalised(k)), v
 
