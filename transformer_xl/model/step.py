@@ -277,7 +277,7 @@ def _called_by_parts(backbone: TransformerXLBackbone) -> list[nn.Module]:
 class Step:
     """Reads one more token of each row with a language model: its embedding, a `VectorStep` and its softmax.
 
-    It consumes a `KVCache`. On CUDA it replays CUDA graphs: one of the n-grams, one of all the rest.
+    It consumes a `KVCache`. On CUDA it replays CUDA graphs: one of the n-grams, one of backbone and softmax.
     """
 
     @torch.no_grad()
