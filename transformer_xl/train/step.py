@@ -1,7 +1,7 @@
 """One step of training, and `Trainer`: a model in training with its state.
 
 The state is the weights, the optimizer's moments, the memory, PyTorch's random numbers, and `step`, which determines
-the learning rate and the position in the data. `Trainer.state` collects all of it from all ranks.
+the learning rate and the position in the data. `Trainer.state` collects all but the weights, from all ranks.
 """
 
 from __future__ import annotations
