@@ -43,8 +43,8 @@ class KVCache:
     """Keys, values and encoded distances of each layer, for inference; `valid` as in `Memory`.
 
     Keys contain no position, so they stay exact as they get older. They are stored in order, in buffers that grow to
-    twice the window, and are moved to the front of a full buffer. A call writes into the buffers: it consumes the cache
-    that it gets and returns a new one. `fork` a cache before the call to keep the old one.
+    2 `mem_len` + `tgt_len` positions, and are moved to the front of a full buffer. A call writes into the buffers: it
+    consumes the cache that it gets and returns a new one. `fork` a cache before the call to keep the old one.
     """
 
     buffers: list[Float[Tensor, "B 2 H C K"]]
