@@ -73,7 +73,7 @@ class KVCache:
         return replace(self, buffers=buffers, length=mem_len, first=0)
 
     def begin(self, tokens: int, lengths: Lengths) -> int:
-        """Make room for T = `tokens` more positions. Return the number of distances that the call needs.
+        """Make room for T = `tokens` more positions. Return the number of distances to encode, at least what it needs.
 
         While the cache fills, it keeps more encoded distances than a call needs, so that it computes them seldom. A
         full one keeps exactly as many, because PyTorch copies a part of a table before a product. Several queries need
