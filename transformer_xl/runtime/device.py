@@ -39,7 +39,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
-    """The precision of matrix products, and the reason; weights, norms, losses and sums are always float32."""
+    """The precision of matrix products, and the reason."""
     if precision != "auto":
         if precision not in PRECISIONS:
             raise Mistake(f"precision must be auto, fp32, bf16 or fp16, got {precision!r}.")
