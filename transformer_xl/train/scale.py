@@ -1,4 +1,4 @@
-"""Loss scaling: in fp16 a gradient below 6e-8 would become 0, so the gradient of a multiple of the loss is computed.
+"""Loss scaling: in fp16 a gradient below 3e-8 would become 0, so the gradient of a multiple of the loss is computed.
 
 Gradients are divided by the scale before they are clipped and used. The scale is a power of two, so this changes no
 bit. The rule is that of `torch.amp.GradScaler` with its default values: half of the scale after an overflow, twice the
