@@ -98,10 +98,10 @@ class Muon(torch.optim.Muon):
     """Muon with all matrices of one shape in one batch: on a GPU a tenth of the kernels of `torch.optim.Muon`.
 
     It shares the state of PyTorch's optimizer, with Nesterov's momentum and the adjustment "match_rms_adamw".
-
-    The products (https://kellerjordan.github.io/posts/muon/) are in bfloat16. On a CPU, where kernels cost nothing to
-    start, and for the shards of FSDP2, whose products PyTorch knows, it is PyTorch's own step. A CPU for which oneDNN
-    has no products in bfloat16 (without AVX-512) takes batches in float32: PyTorch's own step takes 50 times as long.
+    The products (https://kellerjordan.github.io/posts/muon/) are in bfloat16 where CUDA has it, or else in float32. On
+    a CPU, where kernels cost nothing to start, and for the shards of FSDP2, whose products PyTorch knows, it is
+    PyTorch's own step. A CPU for which oneDNN has no products in bfloat16 (without AVX-512) takes batches too, because
+    there PyTorch's own step takes 50 times as long.
     """
 
     @torch.no_grad()
