@@ -327,7 +327,7 @@ def generate(
 def prompt_ids(vocab: Vocab, prompt: Prompt, context: Context | None = None) -> Integer[np.ndarray, " n"]:
     """The ids of a prompt, at least one. Before it come the last token of `context`, or the tokens that open a text.
 
-    An empty prompt at the start is a line end, or the most frequent token (id 0) if the vocabulary has no line end.
+    An empty prompt at the start is a line end, or id 0 if the vocabulary has no line end.
     """
     own = prompt if isinstance(prompt, np.ndarray) else vocab.encode(prompt)
     ids = np.concatenate([vocab.opening_ids if context is None else context.last, own])
