@@ -62,7 +62,7 @@ def relative_attention(
         The attended values; 0 for padding.
 
     Raises:
-        ValueError: shapes that do not fit, arguments out of range, or no such backend.
+        ValueError: shapes that do not fit, a number out of range (numbers in tensors are not read), or no such backend.
     """
     later = 0 if causal else q.shape[2] - 1
     tensors = (q, k, v, r, content_bias, position_bias, valid, end, first)
