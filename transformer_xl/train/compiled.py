@@ -1,4 +1,4 @@
-"""torch.compile in training, only for full segments after a full memory.
+"""torch.compile in training: for full segments after a full memory, or with random lengths for all.
 
 The compiler takes minutes. For a second length it would take them again, and make slower code that fits any length. An
 epoch begins with short memories and ends with a short segment; these steps run as they do without the compiler.
