@@ -1,6 +1,6 @@
 """Everything a recipe can set, as plain dataclasses. Nothing here imports torch, so `txl --help` starts at once.
 
-`TransformerXLConfig` sets the shape of the weights and `Lengths` the lengths of one call. The other sections set the
+`TransformerXLConfig` sets the model and `Lengths` the lengths of one call. The other sections set the
 text, the training and the scoring. A recipe is a TOML file with one table per section of `RunConfig`.
 """
 

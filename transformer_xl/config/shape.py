@@ -1,4 +1,4 @@
-"""The shape of a model's weights, and what makes two models differ. Like all settings it imports no torch."""
+"""The settings of a model. Like all settings they import no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .problems import Checked, Problem, out_of_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerXLConfig(Checked):
-    """The shape of the weights. The defaults are the same as in the original PyTorch code (`train.py`)."""
+    """The settings of a model. The defaults are the same as in the original PyTorch code (`train.py`)."""
 
     vocab_size: int
     """Number of tokens in the vocabulary. 0 in a recipe: the size of the corpus's vocabulary. A backbone alone has
