@@ -57,7 +57,7 @@ class Checked:
     """Base class of groups of settings. The constructor refuses values that are wrong or do not fit each other.
 
     Raises:
-        WrongSettings: lists every problem, a line each.
+        WrongSettings: a line for each setting that is wrong.
     """
 
     def __post_init__(self) -> None:
