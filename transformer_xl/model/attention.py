@@ -135,7 +135,7 @@ class RelativeMultiheadAttention(nn.Module):
         content_bias: Float[Tensor, "H K"] | None = None,
         position_bias: Float[Tensor, "H K"] | None = None,
     ) -> Positions:
-        """The encodings, projected for this layer's heads, and the biases, None with `share_position_projection`."""
+        """The encodings, projected for the heads, and the biases; with `share_position_projection` give no biases."""
         if self.position is not None:
             assert content_bias is not None and position_bias is not None, (
                 "biases may be None only with share_position_projection"
