@@ -205,8 +205,8 @@ class TransformerXLBackbone(nn.Module):
         return (layer.attention.positions(encodings, u, v) for layer, u, v in layers)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
-        """Initialise as the original code: gains of norms N(1, init_std), biases 0, others (u and v) N(0, init_std).
-        Biases of gates are `gate_bias`."""
+        """Initialise as the original code: gains of norms N(1, init_std), biases 0, biases of gates `gate_bias`, all
+        others (u and v too) N(0, init_std)."""
         if name.endswith("gate_bias"):
             nn.init.constant_(weight, self.config.gate_bias)
         elif name.endswith(".bias"):
