@@ -354,8 +354,8 @@ def step_state(model: object, state: State, lengths: Lengths) -> State | Step:
 
 
 def _capture_graph(run: Run, x: Tensor) -> Run:
-    """A CUDA graph of `run` for inputs like `x`. The run before the capture writes only the token's own slot
-    in the rings, which the first replay writes again."""
+    """A CUDA graph of `run` for inputs like `x`. The runs before the capture write only the token's own slot in the
+    rings, which the first replay writes again."""
     entry, side = x.clone(), torch.cuda.Stream(x.device)
     side.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(side):
