@@ -20,7 +20,7 @@ NOISE = 0.1
 
 
 def grown(model: TransformerXL, stored: Mapping[str, Tensor], vocab: Vocab) -> dict[str, Tensor]:
-    """The stored weights, of the vocabulary `vocab`, with as many rows as those of the model, which begins with it.
+    """The stored weights, of the vocabulary `vocab`, with as many rows as the model, whose vocabulary begins with it.
 
     `<unk>` and the new tokens of its band share the probability that `<unk>` had, so that known tokens have the
     probabilities that they had, but for the noise. Weights of matches grow in each block of `ngrams.table`.
