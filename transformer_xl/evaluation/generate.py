@@ -65,7 +65,7 @@ class Context(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Checked):
-    """How the next token is drawn: temperature, then top-k, then top-p (`next_token_probs`)."""
+    """How the next token is drawn: bias, temperature, then top-k, then top-p (`next_token_probs`)."""
 
     temperature: float = 1.0
     """Divides the log-probabilities; 0 takes the likeliest token, for any seed."""
