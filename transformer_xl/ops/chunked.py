@@ -76,8 +76,6 @@ class _Block(NamedTuple):
 
 
 def _blocks(H: int, B: int, T: int, S: int, mask: Mask) -> Iterator[_Block]:
-    if not H * B * T:
-        return
     t, attn_len = min(T, QUERIES), mask.attn_len
     # So many pairs of a head and a row fit: all rows of several heads, or some rows of one head.
     fit = max(1, SCORES // (t * (S if attn_len is None else min(S, t + attn_len - 1 + mask.ahead))))
