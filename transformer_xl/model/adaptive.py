@@ -234,7 +234,7 @@ class AdaptiveSoftmax(_Bands):
             return [[(tables[0], bias)]]
         tables = tables if self.div_val > 1 else tables[0].split(self.sizes)
         head, *tails = ([part] for part in zip(tables, bias.split(self.sizes), strict=True))
-        return [head if cluster_weight is None else [*head, (cluster_weight, cluster_bias)], *tails]
+        return [[*head, (cluster_weight, cluster_bias)], *tails]
 
     def _project(self, x: Float[Tensor, "*B D"], band: int) -> Float[Tensor, "*B E_band"]:
         return x @ self.projections[band] if self.projected else x
