@@ -31,7 +31,7 @@ class _Bands(nn.Module):
     """Bands and their tables: slices of one table if `div_val` is 1, otherwise each a table of its own width."""
 
     def __init__(self, config: TransformerXLConfig, *, per_table: bool):
-        """With a projection `per_table`, or else for each band, if there are projections."""
+        """If there are projections: with `per_table` one of each table, otherwise one of each band."""
         super().__init__()
         vocab_size, width, div_val = config.vocab_size, config.embed_width, config.div_val
         if vocab_size < 1:
