@@ -63,7 +63,7 @@ def word_dropout(
 
 
 def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None = None) -> UInt8[Tensor, "*shape"]:
-    """A mask for the CPU: 1 where dropout keeps an element, otherwise 0. Four elements share a 64-bit random number.
+    """A mask for the CPU: 1 where dropout keeps an element, otherwise 0.
 
     The mask is bytes, because PyTorch converts them to floats three to eight times as fast as booleans.
     """
