@@ -60,7 +60,7 @@ def score_lines(
     batch_tokens: int = BATCH_TOKENS,
     precision: str = "fp32",
 ) -> list[LineScore]:
-    """Score each line from a fresh memory, in the order given; the figure of a line does not depend on the others.
+    """Score each line from a fresh memory, in the order given.
 
     The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
     token and the last target of each line. Without one (enwik8, newlines dropped) the first token is only context.
