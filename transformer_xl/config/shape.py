@@ -57,7 +57,7 @@ class TransformerXLConfig(Checked):
     relu_output: bool = False
     """Apply a ReLU to each sublayer's output before it is joined (GTrXL; there with pre_lnorm)."""
     qk_norm: bool = False
-    """Normalise the queries and keys of each head (Henry et al. 2020, arXiv 2010.04245), with one learned gain a
+    """Normalise the queries and keys of each head (Henry et al. 2020, arXiv 2010.04245), one learned gain per
     layer."""
     ngrams: tuple[int, ...] = ()
     """For each n in this list, for example 2 3 4, the model adds a hashed embedding of the last n tokens to the

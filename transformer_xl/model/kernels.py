@@ -2,7 +2,7 @@
 
 In C++ on a CPU (`ops/native/step.cpp`) it computes in fp32, or in bf16 as `TransformerXL.for_inference` does under
 autocast: weights of products, keys and values in bf16, norms and sums in fp32. In Triton on a GPU (`ops/fused_step.py`)
-it computes in half precision, with eight kernels a layer.
+it computes in half precision, with eight kernels per layer.
 """
 
 from __future__ import annotations
