@@ -324,7 +324,7 @@ def generate(
     return texts
 
 
-def prompt_ids(vocab: Vocab, prompt: Prompt, context: Context | None = None) -> Integer[np.ndarray, " n"]:
+def prompt_ids(vocab: Vocab, prompt: Prompt, context: Context | None) -> Integer[np.ndarray, " n"]:
     """The ids of a prompt, at least one. Before it come the last token of `context`, or the tokens that open a text.
 
     An empty prompt at the start is a line end, or id 0 if the vocabulary has no line end.
