@@ -142,7 +142,7 @@ def with_spare(r: Float[Tensor, "H R K"], rows: int) -> Float[Tensor, "H _ K"]:
 
 
 def shifted_view(
-    product: Float[Tensor, "H N W"], shape: Sequence[int], memory: int, ahead: int = 0
+    product: Float[Tensor, "H N W"], shape: Sequence[int], memory: int, ahead: int
 ) -> Float[Tensor, "G T S"]:
     """A product of queries and W encodings as scores: row i of each T begins i to the left.
 
