@@ -34,7 +34,6 @@ from .modules import as_marks, check_vectors, has_hooks
 from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
 
 State = TypeVar("State")
-Run = Callable[[Tensor], Tensor]
 
 
 class Ring(NamedTuple):
@@ -81,7 +80,7 @@ class Reader(NamedTuple):
     native: NativeStep | None = None
     fused: FusedStep | None = None
     """It owns tensors that a recording reads, so it must live as long."""
-    recorded: Run | None = None
+    recorded: Callable[[Tensor], Tensor] | None = None
 
 
 class VectorStep:
@@ -104,7 +103,7 @@ class VectorStep:
         lengths: Lengths,
         *,
         graph: bool = False,
-        head: Run | None = None,
+        head: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Begin after `past`.
 
@@ -120,7 +119,7 @@ class VectorStep:
         cache = past.grow_to(lengths.mem_len) if isinstance(past, KVCache) else backbone.cached(past, lengths)
         assert isinstance(cache, KVCache), "a packaged backbone has a cache"
         self.backbone: TransformerXLBackbone = backbone
-        self.head: Run | None = head
+        self.head: Callable[[Tensor], Tensor] | None = head
         self.graph: bool = graph
         self.lengths: Lengths = lengths
         self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
@@ -177,7 +176,7 @@ class VectorStep:
         chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
 
-    def of_all(self, run: Run, x: Tensor) -> Float[Tensor, "R O"]:
+    def of_all(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "R O"]:
         """`run` for the selected rows, with zeros in the others, because shapes must not change."""
         if self.rows is None:
             return run(x)
@@ -287,7 +286,7 @@ class Step:
         self.tokens: Tensor | None = cache.tokens
         self.vectors: VectorStep = VectorStep(model.backbone, cache, lengths, graph=True, head=model.softmax)
         self.graph: bool = cache.buffers[0].is_cuda
-        self._ngrams: list[Run] = []  # none before the first call; for selections too
+        self._ngrams: list[Callable[[Tensor], Tensor]] = []  # none before the first call; for selections too
 
     @torch.no_grad()
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
@@ -353,7 +352,7 @@ def step_state(model: object, state: State, lengths: Lengths) -> State | Step:
     return Step(model, state, lengths) if keys.is_cuda or can_step(model.backbone, keys) else state
 
 
-def _capture_graph(run: Run, x: Tensor) -> Run:
+def _capture_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
     """A CUDA graph of `run` for inputs like `x`. The runs before the capture write only the token's own slot in the
     rings, which the first replay writes again."""
     entry, side = x.clone(), torch.cuda.Stream(x.device)
