@@ -81,7 +81,7 @@ def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[Settin
         f"{setting.name} is {setting.of(own)} {_advice(run)}"
         for setting in changes
         if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
-        if _unlisted(setting.of(config)) != _unlisted(setting.of(own))
+        if setting.of(config) != setting.of(own)
     )
     if config.train.max_steps < run.step:
         problems.append(
@@ -89,10 +89,6 @@ def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[Settin
             f"{config.train.max_steps}."
         )
     return problems
-
-
-def _unlisted(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _advice(run: Run) -> str:
