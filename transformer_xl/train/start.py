@@ -146,17 +146,17 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
         Mistake: a line for each setting of the user that contradicts the checkpoint.
     """
     theirs = load_config(source)
-    dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
+    kept = {name: getattr(config.model, name) for name in _DROPOUTS}
     extends = config.corpus.extend_vocab
     counted = {"bpe_size": theirs.corpus.bpe_size}
     counted |= {"min_count": config.corpus.min_count if extends else theirs.corpus.min_count}
     end = config.corpus.document_end or theirs.corpus.document_end
     corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, document_end=end, **counted)
     if extends:
-        dropouts["vocab_size"] = 0
+        kept["vocab_size"] = 0
     if config.corpus.document_end:
-        dropouts["document_end"] = None  # the id is that of the new token
-    new = replace(config, model=replace(theirs.model, **dropouts), corpus=corpus)
+        kept["document_end"] = None  # the id is that of the new token
+    new = replace(config, model=replace(theirs.model, **kept), corpus=corpus)
     problems = Problems()
     for setting in origin.given:
         value, own = setting.of(config), setting.of(new)
