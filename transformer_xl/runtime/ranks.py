@@ -26,7 +26,7 @@ from ..mistake import Mistake
 from .launcher import launch_warning, rank_and_size, variable
 
 BEAT, SILENT = 10.0, 120.0
-"""Seconds between two signs of life of a rank, and those without one after which it is named."""
+"""Seconds between two counts of a rank, and those without a count after which it is named."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         threading.Thread(target=_watch, args=(copy, ranks, ended), daemon=True).start()
         try:
             yield ranks
-            _settle()
+            _wait_for_gloo()
         finally:
             ended.set()
     except RuntimeError as error:
@@ -153,7 +153,7 @@ def _watch(store: Store, ranks: Ranks, ended: threading.Event) -> None:
                           "others wait for it.", file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _settle() -> None:
+def _wait_for_gloo() -> None:
     """Wait until gloo's threads have released Python's tensors, because a release while the interpreter ends aborts the
     process (https://github.com/pytorch/pytorch/issues/190489). So many sums at once reach each of its threads."""
     last, end = [torch.zeros(1) for _ in range(16)], time.monotonic() + 5
