@@ -169,7 +169,7 @@ def read_table(path: Path, advice: str, **kinds: type) -> dict[str, Any]:
 
 @contextmanager
 def wait_for(lock: Path, what: str) -> Iterator[None]:
-    """Hold a lock, and say so if another process does for more than 2 seconds: it is `what`."""
+    """Hold a lock. If another process holds it for more than 2 seconds, print `what` that process is doing."""
     held = FileLock(lock)
     try:
         held.acquire(timeout=2)
