@@ -13,7 +13,6 @@ from ..mistake import shortened
 
 _LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
 
-
 Hint: TypeAlias = Any
 """The type of a setting, as `typing.get_type_hints` gives it."""
 Value: TypeAlias = Any
