@@ -85,6 +85,7 @@ class Dynamic(nn.Module):
     @torch.no_grad()
     def _learn(self, gradients: Sequence[Tensor | None]) -> None:
         assert self.trained is not None, "the trained weights must not change: call for_inference first"
+        assert self.rms or self.config.rule == "sgd", "the rule rms needs the result of relative_rms"
         how, ones = self.config, [None] * len(self.trained)
         for w, w0, g, r in zip(self.model.parameters(), self.trained, gradients, self.rms or ones, strict=True):
             if g is None:
