@@ -198,7 +198,7 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     S = k.shape[2]
     r = r[:, r.shape[1] - S - mask.ahead :]
-    first, until = (each if each is None else each.long().expand(-1, q.shape[2]) for each in mask[2:])
+    first, until = (each if each is None else each.long().expand(-1, q.shape[2]) for each in (mask.first, mask.until))
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
     tensors = q, k, v, r, content_bias, position_bias
     arguments = *tensors, first, until, mask.window(S), mask.ahead, scale, dropout_p, seed
