@@ -102,7 +102,7 @@ class EvalResult:
 
     @property
     def headline(self) -> tuple[str, float]:
-        """The figure that papers print for this unit: ("ppl", x) for words, pairs and ids, otherwise ("bpc", x)."""
+        """See `figure`."""
         return figure(self.unit, self.loss)
 
     def __str__(self) -> str:
@@ -238,5 +238,5 @@ def perplexity(nats: float) -> float:
 
 
 def figure(unit: str, loss: float) -> tuple[str, float]:
-    """The name and value of a loss: ppl for words, byte pairs and ids, bpc for bytes and characters."""
+    """The name and value that papers print for a loss: ppl for words, byte pairs and ids, otherwise bpc."""
     return ("ppl", perplexity(loss)) if unit in ("word", "bpe", "id") else ("bpc", bits(loss))
