@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import NamedTuple, TypeVar, get_origin, get_type_hints
 
 from ..mistake import Mistake, did_you_mean, printable
@@ -167,11 +167,6 @@ def text_name(data: str) -> str:
     """The absolute path of a text, so a run's `config.toml` works in any folder. The name of a corpus is unchanged."""
     path = Path(data)
     return str(path.resolve()) if data and (path.is_file() or path.is_dir()) else data
-
-
-def last_part(value: str) -> str:
-    """`value`, or the last part of an absolute path: what is shared must not describe the machine's folders."""
-    return PureWindowsPath(value).name if value.startswith("/") or PureWindowsPath(value).is_absolute() else value
 
 
 def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[Setting]]:

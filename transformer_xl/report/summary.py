@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..config.recipe import last_part, load_recipe, packaged_recipes
+from ..config.recipe import load_recipe, packaged_recipes
 from ..config.shape import RECURRENT
 from ..evaluation.score import figure
 from ..paper.exhibits import exhibits, rows_of
+from ..runtime.files import last_part
 from ..runtime.terminal import clock
 from .record import Entry, Record, number
 

@@ -15,7 +15,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -105,6 +105,11 @@ def below_home(path: Path) -> str:
     """A path with ~ instead of the home folder, which could reveal the user's name."""
     home = os.path.expanduser("~")
     return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
+
+
+def last_part(value: str) -> str:
+    """`value`, or the last part of an absolute path: what is shared must not describe the machine's folders."""
+    return PureWindowsPath(value).name if value.startswith("/") or PureWindowsPath(value).is_absolute() else value
 
 
 def make_folder(path: Path) -> list[Path]:

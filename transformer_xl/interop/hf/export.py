@@ -24,13 +24,12 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from ... import __version__
-from ...config.recipe import last_part
 from ...config.settings import RunConfig
 from ...mistake import Mistake
 from ...model.transformer_xl import TransformerXL
 from ...run.checkpoint import LoadedModel
 from ...run.parts import EXPORTED_VOCAB, dimensions, write_errors, write_json
-from ...runtime.files import read_table, whole_folder
+from ...runtime.files import last_part, read_table, whole_folder
 from ..huggingface import OWN_TYPE, SCORE, weights_of
 from ..reading import read_model
 from . import modeling_transformer_xl as modeling
