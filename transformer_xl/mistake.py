@@ -1,4 +1,4 @@
-"""The error for a user's mistake, which every module may raise."""
+"""The error for a user's mistake, which every module may raise, and words for its sentence."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question with the most similar of the known names; "" if none is similar."""
     close = get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def join_words(words: Iterable[str], conjunction: str = "and") -> str:
+    """Words as a list in a sentence: a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
+
+
+def listing(names: Iterable[str], most: int = 8) -> str:
+    """At most `most` names, and the number of the others: a, b and 97 more."""
+    names = [shortened(name) if len(name) > 100 or "\n" in name else name for name in names]
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

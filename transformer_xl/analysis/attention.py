@@ -22,9 +22,8 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from ..config.settings import Lengths
-from ..config.values import join_words
 from ..data.loader import Segment
-from ..mistake import Mistake
+from ..mistake import Mistake, join_words
 from ..model.memory import Memory
 from ..model.modules import First
 from ..model.transformer_xl import DecoderLayer, TransformerXL

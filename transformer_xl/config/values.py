@@ -6,10 +6,10 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
-from ..mistake import shortened
+from ..mistake import join_words
 
 _LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
 
@@ -99,15 +99,3 @@ def value_text(value: Value) -> str:
     except ValueError:
         text = "a number of thousands of digits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
-
-
-def join_words(words: Any, conjunction: str = "and") -> str:
-    """Words as a list in a sentence: a, b and c."""
-    *first, last = words
-    return f"{', '.join(first)} {conjunction} {last}" if first else last
-
-
-def listing(names: Iterable[str], most: int = 8) -> str:
-    """At most `most` names, and the number of the others: a, b and 97 more."""
-    names = [shortened(name) if len(name) > 100 or "\n" in name else name for name in names]
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

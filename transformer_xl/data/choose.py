@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name, unsaid
-from ..config.values import listing
-from ..mistake import Mistake
+from ..mistake import Mistake, listing
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS
 from .datasets import cache_folder, missing_corpus, store_of

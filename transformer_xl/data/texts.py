@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..config.values import listing
-from ..mistake import Mistake, printable
+from ..mistake import Mistake, listing, printable
 from ..runtime.files import digest_of
 from .header import SPLITS, WHOLE
 from .ids import SUFFIXES, read_ids

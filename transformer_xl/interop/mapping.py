@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from ..config.settings import TransformerXLConfig
-from ..config.values import listing
-from ..mistake import Mistake
+from ..mistake import Mistake, listing
 from ..model.transformer_xl import TransformerXL
 from ..run.parts import dimensions
 from .source import Source

@@ -13,9 +13,9 @@ import torch
 
 from ..config import recipe as recipes
 from ..config.settings import CorpusConfig, RunConfig
-from ..config.values import fits, listing, type_text
+from ..config.values import fits, type_text
 from ..data.vocab import Vocab
-from ..mistake import Mistake, shortened
+from ..mistake import Mistake, listing, shortened
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
 from ..run.checkpoint import LoadedModel

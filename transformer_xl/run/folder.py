@@ -19,8 +19,8 @@ from safetensors import safe_open
 
 from ..config.recipe import load_recipe, write_toml
 from ..config.settings import RunConfig
-from ..config.values import join_words
 from ..data.corpus import Corpus
+from ..mistake import join_words
 from ..ops import BACKENDS
 from ..runtime import files
 from ..runtime.device import CPUINFO

@@ -15,8 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..config.values import listing
-from ..mistake import Mistake, shortened
+from ..mistake import Mistake, listing, shortened
 from ..runtime.files import check_seal, plain_file
 
 FORMAT = "transformer-xl checkpoint"

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from ... import __version__
-from ...config.values import listing
-from ...mistake import Mistake
+from ...mistake import Mistake, listing
 from ...runtime.files import explain_write_error, wait_for
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
