@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..config.settings import RunConfig, TrainConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..run.folder import Run
-from ..runtime.files import SEAL
+from ..runtime.files import SEAL, digest_of_json
 from ..runtime.ranks import Ranks
 
 SHARED_SECONDS = 60
@@ -48,7 +47,7 @@ def check_alike(config: RunConfig, corpus: Corpus, run: Run, ranks: Ranks) -> No
         "checkpoints": [run.step, sums.hex()],
     }
     for what, content in held.items():
-        first, *others = ranks.gather(_digest(json.dumps(content, sort_keys=True).encode()))
+        first, *others = ranks.gather(_digest(digest_of_json(content).encode()))
         if not all(torch.equal(first, other) for other in others):
             raise Mistake(
                 f"All ranks must have the same {what}, and theirs differ. Start one command on all machines, let them "
