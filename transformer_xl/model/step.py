@@ -71,8 +71,8 @@ class Ring(NamedTuple):
         return F.scaled_dot_product_attention(query, k, v, scores, scale=scale)
 
 
-class Reader(NamedTuple):
-    """How a step reads: in C++, or else by `VectorStep._next`, maybe with the fused kernels, maybe recorded.
+class StepKernels(NamedTuple):
+    """The kernels of a step: those in C++, or else `VectorStep._next`, maybe with the fused kernels, maybe recorded.
 
     It must not refer to the step, whose rings would then stay until Python looks for cycles.
     """
@@ -136,7 +136,7 @@ class VectorStep:
         for layer, own in tables:
             assert own is not None, "a packaged backbone has positions"
             self.positions.append(own._replace(r=own.r.to(next(layer.attention.qkv.parameters()).dtype).contiguous()))
-        self._readers: list[Reader] = []  # none before the first call; for selections too
+        self._readers: list[StepKernels] = []  # none before the first call; for selections too
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
@@ -210,15 +210,15 @@ class VectorStep:
         buffers = [ring[row : row + 1].index_select(3, held) for ring in self.rings]
         return KVCache(buffers, self.lengths, count, zero_kv=self.zero_kv)
 
-    def _prepare(self, x: Tensor) -> Reader:
+    def _prepare(self, x: Tensor) -> StepKernels:
         if can_step(self.backbone, self.rings[0]):
-            return Reader(native=NativeStep(self.backbone, self.positions, self.head))
+            return StepKernels(native=NativeStep(self.backbone, self.positions, self.head))
         fused = recorded = None
         if can_fuse(self.backbone, self.rings[0]):
             fused = FusedStep(self.backbone, self.positions, self.rings, self.slots, self.counts)
         if self.graph and x.is_cuda:
             recorded = _capture_graph(partial(self._next, fused), x.new_zeros(len(self.counts), *x.shape[1:]))
-        return Reader(fused=fused, recorded=recorded)
+        return StepKernels(fused=fused, recorded=recorded)
 
     def _next(self, fused: FusedStep | None, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
         with _uncached(x.device.type):
