@@ -77,7 +77,7 @@ class KVCache:
 
         While the cache fills, it keeps more encoded distances than a call needs, so that it computes them seldom. A
         full one keeps exactly as many, because PyTorch copies a part of a table before a product. Several queries need
-        spare distances (see `ops.masks.shifted_view`).
+        spare distances (see `ops.masks.next_multiple`).
         """
         self._check()
         if self.lengths.clamp_len != lengths.clamp_len:
