@@ -103,7 +103,7 @@ def _batches(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterato
 
 
 def _score_batch(
-    model: Scoring, lines: list[Int[np.ndarray, " _"]], lengths: Lengths, context_len: int
+    model: Scoring, lines: list[Int[np.ndarray, " _"]], lengths: Lengths, context_len: int = 0
 ) -> Float[Tensor, " B"]:
     """The nats of each line; the longest is first. Lines that have ended leave the batch."""
     device = device_of(model)
