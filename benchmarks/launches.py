@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -251,7 +251,7 @@ def count_token(recipe: str, rows: int = 1, **shape: Any) -> Launches:
     def launch(kernel: Any, _grid: Any, _like: Any, *args: Any, **_constants: Any) -> None:
         counted._start(kernel.fn.__name__, args)
 
-    def record(run: step.Run, _: Tensor) -> step.Run:
+    def record(run: Callable[[Tensor], Tensor], _: Tensor) -> Callable[[Tensor], Tensor]:
         def replay(x: Tensor) -> Tensor:  # it copies what a graph reads and returns
             x, before = x.clone(), counted.kernels.total()
             out = run(x)
