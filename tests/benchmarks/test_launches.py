@@ -62,5 +62,6 @@ def test_a_compiled_step_keeps_products_and_attention_and_joins_others() -> None
         pytest.skip(str(error))
     (forward, backward), (_, parts) = compiled.count_compiled("enwik8-small"), launches.count_step("enwik8-small")
     assert (forward["products"], forward["of attention"]) == (6 * 6 + 1, 6), "six products a layer, and the softmax"
+    assert forward["written by the compiler"] < 8 * 6, "weights are rounded before"
     assert 2 * forward["products"] > backward["products"] > forward["products"]
     assert sum(forward.values()) + sum(backward.values()) < 0.7 * (parts["forward"] + parts["backward"])

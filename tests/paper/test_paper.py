@@ -171,8 +171,12 @@ def test_a_table_is_made_and_used_again_and_other_settings_are_refused(tmp_path:
     assert "Trained before, and used: 1 of 1 models" in shown and "step 2/2" not in shown
     monkeypatch.setitem(content()["words"], "tiny", few + " --train.lr 0.1")
     assert main(words(line)) == 2
-    assert "--rows sentences-ours --seeds 1 --again" in capfd.readouterr().err
+    assert "Give --again for this row and seed" in capfd.readouterr().err
+    other = tmp_path / "runs/paper/toy/sentences-shaw-1/result.json"
+    other.parent.mkdir()
+    other.write_text("{}")
     assert main(words("paper table-7 --size toy --rows sentences-shaw --again")) == 2
+    assert other.exists(), "nothing is removed before all rows are looked at"
     shown = capfd.readouterr()
     assert "was made with other settings" in shown.err and "sentences-shaw, seed" not in shown.out
 

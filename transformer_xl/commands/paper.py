@@ -115,7 +115,7 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
     from ..paper.exhibits import SIZES
     from ..paper.measures import MEASURES
     from ..paper.study import Study
-    from ..runtime.files import write_whole
+    from ..runtime.files import remove_folder, write_whole
 
     seeds = list(dict.fromkeys(options.seeds))
     study = Study(size, options.out, launcher(options.launch), options.jobs)
@@ -124,10 +124,11 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
         others = [other for other in SIZES if exhibit.rows(options.rows, other)]
         models = ", ".join(options.rows) or exhibit.name
         raise Mistake(f"{models} has no models of size {size}. Give --size {' or '.join(others)}.")
-    if options.again:
-        study.remove(rows, seeds)
+    again = {study.folder(row, seed) for seed in seeds for row in rows} if options.again else set()
     shown = [*exhibit.rows(), exhibit.home]
-    study.results(shown)  # models with other settings are refused before any is trained
+    study.results(shown, besides=again)  # models with other settings are refused before anything is removed or trained
+    for folder in filter(Path.exists, again):
+        remove_folder(folder)
     study.train(rows, seeds)
     folder = options.out / size / exhibit.home
     measure = MEASURES[exhibit.measure]

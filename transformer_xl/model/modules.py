@@ -87,12 +87,13 @@ class Rounded(NamedTuple):
     def fits(self, linear: nn.Linear, x: Tensor) -> bool:
         """Whether autocast would round the layer's weights to these for a product with `x`."""
         same = self.exact[0] is linear.weight and self.exact[1] is linear.bias
-        return same and self.weight.dtype == product_dtype(x) and self.versions == versions(linear)
+        written = not torch.compiler.is_compiling() and self.versions != versions(linear)
+        return same and not written and self.weight.dtype == product_dtype(x)
 
 
 def versions(linear: nn.Linear) -> list[int]:
     """How often each weight was written in place."""
-    return [] if torch.compiler.is_compiling() else [weight._version for weight in linear.parameters()]
+    return [weight._version for weight in linear.parameters()]
 
 
 class RowLinear(nn.Linear):

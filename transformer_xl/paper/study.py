@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from ..evaluation.score import figure
 from ..mistake import Mistake
 from ..run.folder import Run
 from ..run.metrics import validations
-from ..runtime.files import read_table, remove_folder, wait_for, whole_folder, write_whole
+from ..runtime.files import read_table, wait_for, whole_folder, write_whole
 from ..runtime.terminal import clock
 from . import al_rfou
 from .exhibits import AL_RFOU, content, first_like, training
@@ -86,17 +86,19 @@ class Study:
         found = read_table(file, "Give --again to make it again.", settings=str)
         if "settings" in found and found["settings"] != " ".join(self.settings(row, seed)):
             raise Mistake(
-                f"{file.parent} was made with other settings, `{found['settings']}`. Give --rows {row} --seeds {seed} "
-                "--again to train it again, or another --out."
+                f"{file.parent} was made with other settings, `{found['settings']}`. Give --again for this "
+                "row and seed to train it again, or another --out."
             )
         return found
 
-    def results(self, rows: Sequence[str]) -> dict[str, list[Result]]:
-        """The results of these rows by name, of every seed that is there, in the order of seeds."""
+    def results(self, rows: Sequence[str], besides: Collection[Path] = ()) -> dict[str, list[Result]]:
+        """The results of these rows by name, of every seed that is there, in the order of seeds, `besides` those in
+        some folders."""
         found: dict[str, list[Result]] = {}
         for row in dict.fromkeys(first_like(row, self.size) for row in rows):
             names = [file.parent.name for file in (self.out / self.size).glob(f"{row}-*/result.json")]
             seeds = sorted(int(name.removeprefix(f"{row}-")) for name in names if name[len(row) + 1 :].isdecimal())
+            seeds = [seed for seed in seeds if self.folder(row, seed) not in besides]
             results = [(seed, self.result(row, seed)) for seed in seeds]
             found[row] = [result | {"seed": seed} for seed, result in results if result is not None]
         return found
@@ -104,12 +106,6 @@ class Study:
     def keep(self, row: str, seed: int, result: Result) -> None:
         """Write the result of a row."""
         write_whole(self.folder(row, seed) / "result.json", json.dumps(result, indent=1) + "\n")
-
-    def remove(self, rows: Sequence[str], seeds: Sequence[int]) -> None:
-        """Remove the folders of these rows, to train them again."""
-        for folder in {self.folder(row, seed) for seed in seeds for row in rows}:
-            if folder.exists():
-                remove_folder(folder)
 
     def train(self, rows: Sequence[str], seeds: Sequence[int]) -> None:
         """Train the rows that have no result yet."""
