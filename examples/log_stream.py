@@ -62,7 +62,8 @@ def made_up_log(lines: int, first_planted: int) -> Iterator[str]:
 
 def read(log: str) -> Iterator[str]:
     """The lines of a file, or of standard input for -."""
-    sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+    if log == "-":
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     with fileinput.input(log, encoding="utf-8", errors="replace") as lines:
         yield from lines
 

@@ -66,6 +66,7 @@ class Source:
         plain = array.layout == torch.strided and not array.is_meta
         if array.dtype not in kinds or not plain or not array.numel():
             kind = f"{array.numel()} numbers of {str(array.dtype).removeprefix('torch.')}"
+            kind += "" if plain else ", not stored one by one"
             raise Mistake(f"{self.path} must hold fractions, and {shortened(name)} has {kind}.")
         self.arrays[canonical] = array
         self.spelled[canonical] = name

@@ -372,6 +372,6 @@ def refusal(config: TransformerXLConfig, lengths: Lengths) -> str | None:
     if config.kind != "transformer-xl":
         return f"txl serve needs a model of kind transformer-xl, got {config.kind}."
     if reach_of(lengths) < 1:
-        got = f"{lengths.mem_len} and {lengths.attn_len}"
-        return f"--mem-len must be at least 1, and the run's attn_len 2, for txl serve, got {got}."
+        short = ("--mem-len", 1, 0) if not lengths.mem_len else ("eval.attn_len", 2, lengths.attn_len)
+        return "{} must be at least {} for txl serve, got {}.".format(*short)
     return None

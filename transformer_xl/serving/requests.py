@@ -146,7 +146,7 @@ def form_error(path: tuple[int | str, ...], message: str, kind: str = "", got: s
         )
     field = Completion.model_fields.get(name) if kind == Completion.__name__ else None
     if field is not None and field.description:
-        return Refused(400, f"{name} must be {field.description}.", name)
+        return Refused(400, f"{name} must be {field.description}{got}.", name)
     if kind == Completion.__name__ and field is None:
         return Refused(400, f"{shortened(name)} is no field of a request. Leave it out.", shortened(name))
     return Refused(400, f"{shortened(name)} is wrong: {message}{got}.", shortened(name))
