@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
@@ -70,10 +71,12 @@ def test_whoever_reads_a_weight_or_copies_the_model_meanwhile_finds_it_exact() -
     plain, hooked, frozen, parametrized = (model.backbone.layers[i].feed_forward for i in (0, 1, 2, 3))
     hooked.inner.register_forward_pre_hook(lambda linear, _: linear.weight.data.clamp_(-0.01, 0.01))
     frozen.inner.bias.requires_grad_(False)
+    plain.inner.register_parameter("another", nn.Parameter(torch.zeros(3)))
     weight_norm(parametrized.inner)
     x = torch.randn(2, 16)
     with pytest.raises(KeyError), torch.autocast("cpu", torch.bfloat16), rounded_weights(Objective(model)):
         assert plain.inner.used(x)[0].dtype == torch.bfloat16 and plain.inner(x).dtype == torch.bfloat16
+        assert torch.equal(plain.outer.used(x)[0], plain.outer.weight.bfloat16())
         for other in (hooked, frozen, parametrized):
             assert other.inner.rounded is None and other.outer.rounded is not None
         assert plain.inner.weight.dtype == model.embedding.tables[0].dtype == torch.float32

@@ -91,9 +91,14 @@ class Rounded(NamedTuple):
         return same and not written and self.weight.dtype == product_dtype(x)
 
 
+def weights_of(linear: nn.Linear) -> list[Tensor]:
+    """Its weight, and its bias if it has one."""
+    return [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+
+
 def versions(linear: nn.Linear) -> list[int]:
     """How often each weight was written in place."""
-    return [weight._version for weight in linear.parameters()]
+    return [weight._version for weight in weights_of(linear)]
 
 
 class RowLinear(nn.Linear):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..model.modules import Rounded, RowLinear, has_hooks, versions
+from ..model.modules import Rounded, RowLinear, has_hooks, versions, weights_of
 from ..ops.call import product_dtype
 from .objective import Objective
 
@@ -27,7 +27,7 @@ def rounded_weights(objective: nn.Module) -> Iterator[None]:
     """
     alone = isinstance(objective, Objective)
     linears = [m for m in objective.modules() if alone and type(m) is RowLinear and _is_rounded(m)]
-    rounded = iter(_Rounded.apply(*(weight for linear in linears for weight in linear.parameters())) if linears else ())
+    rounded = iter(_Rounded.apply(*(weight for linear in linears for weight in weights_of(linear))) if linears else ())
     try:
         for linear in linears:
             weight, bias = next(rounded), None if linear.bias is None else next(rounded)
@@ -40,7 +40,7 @@ def rounded_weights(objective: nn.Module) -> Iterator[None]:
 
 def _is_rounded(linear: RowLinear) -> bool:
     """Whether products use it alone, and autocast would round all of its weights."""
-    weights = list(linear.parameters())
+    weights = weights_of(linear)
     own = not has_hooks(linear) and all(w.requires_grad and not isinstance(w, DTensor) for w in weights)
     return own and all(product_dtype(w) != w.dtype for w in weights)
 
