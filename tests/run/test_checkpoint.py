@@ -187,13 +187,14 @@ def test_saving_a_step_again_replaces_it_whole(tmp_path, model):
 
 
 def test_a_folder_of_other_files_is_not_replaced(tmp_path, model):
-    mine, empty = tmp_path / "mine", tmp_path / "empty"
-    mine.mkdir(), empty.mkdir()
+    mine, empty, clone = tmp_path / "mine", tmp_path / "empty", tmp_path / "clone"
+    mine.mkdir(), empty.mkdir(), (clone / ".git").mkdir(parents=True)
+    (empty / ".DS_Store").touch()
     (mine / "chapter.txt").write_text("mine")
-    for path, what in ((mine, "it holds chapter.txt"), (mine / "chapter.txt", "it is a file")):
+    for path, what in ((mine, "it holds chapter"), (mine / "chapter.txt", "it is a file"), (clone, "it holds .git")):
         with pytest.raises(FileExistsError, match=f"must be a new folder, and {what}"):
             save_checkpoint(path, model=model, vocab=VOCAB, config=RunConfig())
-    assert [file.name for file in tmp_path.rglob("*.*")] == ["chapter.txt"], "nothing else is left"
+    assert {file.name for file in tmp_path.rglob("*.*")} == {"chapter.txt", ".DS_Store", ".git"}, "nothing else is left"
     assert save_checkpoint(empty, model=model, vocab=VOCAB, config=RunConfig()) == empty
 
 

@@ -36,15 +36,17 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder next to `path` to write into; on success it replaces `path`.
 
     On any error the half-written folder is removed and `path` stays as it was; an OSError names it and the reason. It
-    is an error if `path` is a file, or holds files and none of a new one's name: then it is somebody else's.
+    is an error if `path` is no folder, or one of other files: a repository, or without the name of a new file.
     """
     path = Path(path)
     with _temporary_file(path) as unfinished:
         unfinished.mkdir()
         yield unfinished
-        old = {file.name for file in path.iterdir()} if path.is_dir() else set()
-        if path.is_file() or (old and old.isdisjoint(file.name for file in unfinished.iterdir())):
-            what = f"it holds {shortened(min(old))}" if old else "it is a file"
+        old = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
+        shared = {file.name for file in unfinished.iterdir() if file.name != "README.md"} & set(old)
+        other = [name for name in old if name == ".git" or not (shared or name.startswith("."))]
+        if other or (path.exists() and not path.is_dir()):
+            what = f"it holds {shortened(other[0])}" if other else "it is a file"
             raise FileExistsError(f"{path} must be a new folder, and {what}. Choose another path.")
         os.umask(mask := os.umask(0))
         for file in sorted(unfinished.rglob("*")):

@@ -41,7 +41,7 @@ _TOKENIZER = ("interop", "hf", "tokenization_transformer_xl")
 
 
 def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
-    """Write `loaded` as such a folder, which replaces an existing one. After an error nothing is changed.
+    """Write `loaded` as such a folder, which replaces an earlier one. After an error nothing is changed.
 
     Raises:
         ValueError: the model is one of the paper's baselines.
