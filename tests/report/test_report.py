@@ -204,6 +204,9 @@ def test_several_runs_are_compared(tmp_path):
     for part in ("3 runs side by side", "a/run", "b/run"):
         assert part in seen.text, part
     assert any("a/run valid from" in label for label in seen.values("aria-label"))
+    settings = Run(runs[2]).settings()
+    Run(runs[2]).write_settings(replace(settings, eval=replace(settings.eval, split="valid")))
+    assert "test or valid" in (text := page_of(*runs).text) and " bpc (test)" in text and "(valid)" in text
 
 
 def test_settings_that_differ_from_the_recipe_come_first(tmp_path):

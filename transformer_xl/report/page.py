@@ -89,11 +89,12 @@ def page(records: Sequence[Record]) -> str:
 def _summary(records: Sequence[Record]) -> Table:
     """The main figures of several runs, with the colour of each run's curves."""
     key = Markup('<i class="key {}"></i>{}')
-    rows = [
-        [key.format(line_class(index), record.name), f"{record.corpus}, {record.unit}s", *main_figures(record).values()]
-        for index, record in enumerate(records)
-    ]
-    return Table(["run", "corpus", *main_figures(records[0])], rows, words=2)
+    splits, rows = dict.fromkeys(record.config.eval.split for record in records), []
+    for index, record in enumerate(records):
+        scored, *others = main_figures(record).values()
+        scored += f" ({record.config.eval.split})" if len(splits) > 1 else ""
+        rows.append([key.format(line_class(index), record.name), f"{record.corpus}, {record.unit}s", scored, *others])
+    return Table(["run", "corpus", " or ".join(splits), *[*main_figures(records[0])][1:]], rows, words=2)
 
 
 def evaluations(records: Sequence[Record]) -> Table:
