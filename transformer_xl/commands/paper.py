@@ -126,7 +126,7 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
         raise Mistake(f"{models} has no models of size {size}. Give --size {' or '.join(others)}.")
     again = {study.folder(row, seed) for seed in seeds for row in rows} if options.again else set()
     shown = [*exhibit.rows(), exhibit.home]
-    study.results(shown, besides=again)  # models with other settings are refused before anything is removed or trained
+    study.results(shown, without=again)  # models with other settings are refused before anything is removed or trained
     for folder in filter(Path.exists, again):
         remove_folder(folder)
     study.train(rows, seeds)

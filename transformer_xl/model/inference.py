@@ -192,7 +192,7 @@ class KVCache:
 
 def check_state(memory: object, widths: Sequence[int], x: Vectors, heads: tuple[int, int] | None = None) -> None:
     """Raise a `Mistake` unless `memory` has states of these `widths` and as many rows as `x`. The keys of a cache must
-    be those of so many `heads` of such a size."""
+    have the number and the size of `heads`."""
     if not isinstance(memory, Memory | KVCache):
         raise Mistake(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")
     layers = memory.buffers if isinstance(memory, KVCache) else memory.layers

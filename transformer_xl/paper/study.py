@@ -91,14 +91,14 @@ class Study:
             )
         return found
 
-    def results(self, rows: Sequence[str], besides: Collection[Path] = ()) -> dict[str, list[Result]]:
-        """The results of these rows by name, of every seed that is there, in the order of seeds, `besides` those in
+    def results(self, rows: Sequence[str], without: Collection[Path] = ()) -> dict[str, list[Result]]:
+        """The results of these rows by name, of every seed that is there, in the order of seeds, `without` those in
         some folders."""
         found: dict[str, list[Result]] = {}
         for row in dict.fromkeys(first_like(row, self.size) for row in rows):
             names = [file.parent.name for file in (self.out / self.size).glob(f"{row}-*/result.json")]
             seeds = sorted(int(name.removeprefix(f"{row}-")) for name in names if name[len(row) + 1 :].isdecimal())
-            seeds = [seed for seed in seeds if self.folder(row, seed) not in besides]
+            seeds = [seed for seed in seeds if self.folder(row, seed) not in without]
             results = [(seed, self.result(row, seed)) for seed in seeds]
             found[row] = [result | {"seed": seed} for seed, result in results if result is not None]
         return found
