@@ -97,7 +97,7 @@ def weights_of(linear: nn.Linear) -> list[Tensor]:
 
 
 def versions(linear: nn.Linear) -> list[int]:
-    """How often each weight was written in place."""
+    """PyTorch's counts of what wrote into each weight."""
     return [weight._version for weight in weights_of(linear)]
 
 

@@ -1,6 +1,6 @@
 """Half precision in training: the weights of a step's products are rounded together.
 
-Autocast starts a kernel for each weight, and one for its gradient: 186 of 1,029 in a step of `enwik8-12l`.
+Autocast starts a kernel for each weight, and one for its gradient. `python -m benchmarks launches` counts them.
 """
 
 from __future__ import annotations
