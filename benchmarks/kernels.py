@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from transformer_xl.ops import fused_step
+from transformer_xl.ops import fused_step, fused_sublayer
 from transformer_xl.ops import triton as fused
 from transformer_xl.ops.testing import NAMES
 
@@ -71,14 +71,19 @@ def compile_kernel(name: str, target: int, dtype: str, head_size: int, *, masked
 
 
 def compile_step_kernel(name: str, target: int, dtype: str, size: int) -> Any:
-    """A kernel of a step (`ops/fused_step.py`), for heads or vectors of this size."""
-    kernel, padded = getattr(fused_step, name), max(16, triton.next_power_of_2(size))
-    sizes = {"K": size, "BLOCK_K": padded, "D": size, "BLOCK_D": padded}
-    sizes |= {"PART": fused_step.PART, "BLOCK": fused_step.BLOCK, "QK_NORM": True, "RELU": True, "PRE": False}
-    kinds = dict.fromkeys(("qkv", "kv", "r", "content_bias", "position_bias", "y", "rounded", "out"), f"*{dtype}")
-    kinds |= dict.fromkeys(("gain", "found", "x", "weight", "bias", "residual"), "*fp32")
+    """A kernel of a step or of a sublayer (`ops/fused_*.py`), for heads or vectors of this size."""
+    kernel: Any = getattr(fused_step, name, None) or getattr(fused_sublayer, name)
+    padded = max(16, triton.next_power_of_2(size))
+    sizes = {"K": size, "BLOCK_K": padded, "D": size, "BLOCK_D": padded, "ROWS": max(1, fused_sublayer.TILE // padded)}
+    sizes |= {"PART": fused_step.PART, "BLOCK": fused_step.BLOCK, "QK_NORM": True, "RELU": True}
+    sizes |= {"TILES": fused_sublayer.TILES}
+    halves = "qkv", "kv", "r", "content_bias", "position_bias", "y", "rounded", "d_rounded", "d_y", "out"
+    exact = "gain", "found", "x", "y_bias", "weight", "bias", "total", "normed", "d_normed", "d_x", "parts"
+    kinds = dict.fromkeys(halves, f"*{dtype}") | dict.fromkeys(exact, "*fp32")
     kinds |= {"slots": "*i64", "counts": "*i64", "factor": "fp32", "epsilon": "fp32"}
-    kinds |= {"out": "*fp32"} if name == "attend_part" else {}
+    kinds |= {"seed": "*i32", "keep_scale": "fp32"}
+    kinds |= {"attend_part": {"out": "*fp32", "parts": "i32"}, "add_parts": {"parts": "i32"}}.get(name, {})
+    kinds |= {"x": f"*{dtype}"} if name == "drop_relu" else {}
     constants = {arg: sizes[arg] for arg in kernel.arg_names if arg in sizes}
     return _compiled(kernel, target, constants, kinds, lambda arg: "*" in kinds.get(arg, ""), {})
 
@@ -203,16 +208,19 @@ def bench_kernels(size: str = "", **_: object) -> None:
         fewest = usage(compile_kernel(name, target, "bf16", 64, masked=False, both=False))["fewest"]
         microseconds = predicted(name, target, fused.tile_of(name, torch.bfloat16, 64, target), fewest)
         print(f"sm_{target}, {name}: {fewest}, {microseconds:.0f}")
-    print("\nkernels of a step, bf16: size, registers and bytes of stack a thread, KiB of shared memory")
+    print(
+        "\nkernels of a step and of a sublayer, bf16: size, registers and bytes of stack a thread, KiB of shared memory"
+    )
     for name, use in step.items():
         print(f"{name}: {use['registers']}, {use['stack']}, {use['shared'] / 1024:.1f}")
     assert not wrong, "\n".join(wrong)
 
 
 def step_kernels(targets: Iterable[int]) -> dict[str, dict[str, int]]:
-    """What the kernels of a step use on these targets."""
+    """What the kernels of a step and of a sublayer use on these targets."""
     sizes = [("attend_part", 41), ("attend_part", 64), ("attend_part", 128)]
     sizes += [("add_parts", 128), ("add_norm", 512), ("add_norm", 4096)]
+    sizes += [("add_norm_backward", 512), ("add_norm_backward", 2048), ("drop_relu", 2048), ("drop_relu", 8192)]
     return {
         f"sm_{target}, {name}, {size}": usage(compile_step_kernel(name, target, "bf16", size))
         for target, (name, size) in product(targets, sizes)

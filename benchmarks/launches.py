@@ -33,7 +33,7 @@ from transformer_xl.data.loader import Segment
 from transformer_xl.mistake import Mistake
 from transformer_xl.model import adaptive, kernels, step
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.ops import fused_step, native
+from transformer_xl.ops import fused_step, fused_sublayer, native
 from transformer_xl.train.half import rounded_weights
 from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import train_step
@@ -86,6 +86,7 @@ def fake_cuda() -> Iterator[None]:
         for owner, name, value in (
             (adaptive._Bands, "_rows", rows),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
+            (fused_sublayer, "_launch", lambda kernel, _, __, *args, **___: _start(kernel.fn.__name__, args)),
             (torch.cuda, "is_bf16_supported", lambda *_: True),
             (torch.cuda, "get_device_capability", lambda *_: (9, 0)),
             (FakeTensor, "tolist", lambda self: [self[0].item()] * self.numel()),
@@ -96,6 +97,12 @@ def fake_cuda() -> Iterator[None]:
         stack.enter_context(patch.object(FakeTensor, "__bool__", lambda self: self.item() < 0, create=True))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield
+
+
+def _start(name: str, tensors: Sequence[object]) -> None:
+    """Count a kernel that no operator starts."""
+    if isinstance(counted := _get_current_dispatch_mode(), Launches):
+        counted._start(name, tensors)
 
 
 def _item(number: Tensor) -> int:

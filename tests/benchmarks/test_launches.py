@@ -34,7 +34,7 @@ def test_a_step_waits_once_for_the_device() -> None:
         pytest.skip(str(error))
     counted, parts = launches.count_step("enwik8-12l")
     assert counted.waits == 1
-    assert sum(parts.values()) == counted.kernels.total() < 900
+    assert sum(parts.values()) == counted.kernels.total() <= 600
     assert counted.kernels["keys"] == 12 and counted.kernels["zeros_like"] < 10
 
 
@@ -61,7 +61,7 @@ def test_a_compiled_step_keeps_products_and_attention_and_joins_others() -> None
     except Mistake as error:
         pytest.skip(str(error))
     (forward, backward), (_, parts) = compiled.count_compiled("enwik8-small"), launches.count_step("enwik8-small")
-    assert (forward["products"], forward["of attention"]) == (6 * 6 + 1, 6), "six products a layer, and the softmax"
+    assert (forward["products"], forward["of attention"]) == (5 * 6 + 2, 6), "five a layer, of all positions, softmax"
     assert forward["written by the compiler"] < 8 * 6, "weights are rounded before"
-    assert 2 * forward["products"] > backward["products"] > forward["products"]
+    assert 2 * forward["products"] >= backward["products"] > forward["products"]
     assert sum(forward.values()) + sum(backward.values()) < 0.7 * (parts["forward"] + parts["backward"])

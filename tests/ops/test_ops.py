@@ -303,8 +303,9 @@ def test_a_card_passes_only_with_right_kernels(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(testing, "ON_A_CARD", {"heads of 64": Case(head_size=64), "heads of 41": Case(head_size=41)})
     monkeypatch.setitem(ops.BACKENDS, "triton", strided.attend)
     tried = []
-    monkeypatch.setattr("transformer_xl.ops.fused_step.assert_step", lambda dtype, device: tried.append(dtype))
-    assert fault_of("triton", "cpu") is None and tried == [torch.bfloat16, torch.float16]
+    for check in ("fused_step.assert_step", "fused_sublayer.assert_sublayer"):
+        monkeypatch.setattr(f"transformer_xl.ops.{check}", lambda dtype, device: tried.append(dtype))
+    assert fault_of("triton", "cpu") is None and tried == [torch.bfloat16] * 2 + [torch.float16] * 2
 
     def broken(call: Call) -> Tensor:
         return strided.attend(call) * (1 if call.q.shape[-1] != 41 or call.q.dtype != torch.bfloat16 else 1.02)

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -26,11 +27,13 @@ triton = pytest.importorskip("triton", reason="needs pip install triton")
 
 from benchmarks import kernels  # noqa: E402
 from transformer_xl.config.settings import Lengths  # noqa: E402
-from transformer_xl.model import step  # noqa: E402
+from transformer_xl.model import step, sublayer  # noqa: E402
+from transformer_xl.model.modules import twin_of  # noqa: E402
 from transformer_xl.ops import relative_attention  # noqa: E402
 from transformer_xl.ops import triton as fused  # noqa: E402
 from transformer_xl.ops.choice import triton_refusal  # noqa: E402
 from transformer_xl.ops.fused_step import assert_step  # noqa: E402
+from transformer_xl.ops.fused_sublayer import assert_sublayer  # noqa: E402
 from transformer_xl.ops.testing import (  # noqa: E402
     CASES,
     NAMES,
@@ -41,6 +44,8 @@ from transformer_xl.ops.testing import (  # noqa: E402
     make_inputs,
     masks,
 )
+from transformer_xl.train.half import rounded_weights  # noqa: E402
+from transformer_xl.train.objective import Objective  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FEW = INTERPRETED and not ALL
@@ -301,6 +306,77 @@ def test_kernels_of_a_step_spill_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_kernels_of_a_step(dtype: str) -> None:
     assert_step(ALL_DTYPES[dtype], DEVICE)
+
+
+@runs
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_kernels_of_a_sublayer(dtype: str) -> None:
+    assert_sublayer(ALL_DTYPES[dtype], DEVICE)
+
+
+@runs
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_model_trains_with_them(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses and gradients are as near to float64 as those of PyTorch's operators, memories and rounded weights too."""
+    model, call = small_model(n_layer=3), Lengths(tgt_len=6, mem_len=6)
+    model.backbone.recompute = recompute
+    torch.manual_seed(0)
+    ids, results, used = torch.randint(model.config.vocab_size, (2, 13), device=DEVICE), [], list[int]()
+    end = sublayer.Sublayer.end
+
+    def relative(x: torch.Tensor, exact: torch.Tensor) -> float:
+        return float((x - exact).norm() / exact.norm())
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        out = end(*arguments)
+        used.append(twin_of(out) is not None)
+        return out
+
+    monkeypatch.setattr(sublayer.Sublayer, "end", counted)
+    for backend, kind in (("strided", torch.float64), ("strided", torch.bfloat16), ("triton", torch.bfloat16)):
+        copied = deepcopy(model).to(DEVICE, torch.float64 if kind == torch.float64 else torch.float32).train()
+        for layer in copied.backbone.layers:
+            layer.attention.backend = backend
+        objective, found, memory = Objective(copied), list[torch.Tensor](), None
+        for start in (0, 6):
+            part = ids[:, start : start + 7]
+            used.clear()
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=kind != torch.float64), rounded_weights(objective):
+                loss, nll, memory = objective(part[:, :-1], part[:, 1:], memory, call)
+            copied.zero_grad()
+            loss.backward()
+            found += [nll, *(p.grad for p in copied.parameters())]
+            assert set(used) == {backend == "triton"} and len(used) >= 6
+        results.append([each.detach().double() for each in found])
+    known = [number for number, exact in enumerate(results[0]) if exact.norm()]
+    usual, own = (sum(relative(found[n], results[0][n]) for n in known) for found in results[1:])
+    assert 0 < own <= 2 * usual
+
+
+@runs
+def test_dropout_of_a_sublayer_is_drawn_again_in_recompute_and_anew_in_a_call() -> None:
+    torch.manual_seed(0)
+    model, call = small_model(n_layer=2, dropout=0.4).float().to(DEVICE).train(), Lengths(tgt_len=6, mem_len=6)
+    for layer in model.backbone.layers:
+        layer.attention.backend = "triton"
+    x, found = torch.randn(2, 6, model.config.d_model, device=DEVICE), list[list[torch.Tensor]]()
+    for recompute, seed in ((False, 0), (True, 0), (False, 1)):
+        model.backbone.recompute = recompute
+        torch.manual_seed(seed)
+        with torch.autocast(DEVICE, torch.bfloat16):
+            outputs, _ = model.backbone(x, None, call)
+        model.zero_grad()
+        outputs[-1].square().sum().backward()
+        found.append([outputs[-1], *(p.grad.clone() for p in model.backbone.parameters())])
+    assert all(map(torch.equal, found[0], found[1])), "the same draws"
+    assert not torch.equal(found[0][0], found[2][0])
+    layer = next(iter(model.backbone.layers))
+    with torch.autocast(DEVICE, torch.bfloat16), torch.no_grad():
+        attended = [layer.attention.add(x, x.new_ones(2, 2, 6, layer.attention.d_head)) for _ in range(2)]
+        assert not torch.equal(*attended)
+        assert torch.equal(twin_of(attended[0]).rounded, attended[0].bfloat16())
+        attended[0] += 1
+        assert twin_of(attended[0]) is None, "what reads it next must round it again"
 
 
 @runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
 from ..ops import check_backend, relative_attention
-from ..ops.dropout import Dropout
-from .gates import build_join
-from .modules import First, Keys, Queries, RowLinear, Vectors, has_hooks
+from ..ops.choice import fused_sublayer
+from .modules import Draw, First, Keys, Queries, RowLinear, Vectors, has_hooks
+from .sublayer import Sublayer
 
 
 def sinusoids(
@@ -57,7 +57,7 @@ class Projected(Protocol):
         ...
 
 
-class RelativeMultiheadAttention(nn.Module):
+class RelativeMultiheadAttention(Sublayer):
     """The attention sublayer: norm, projections without bias, relative attention, residual or gate.
 
     Keys and values come from memory and segment, queries from the segment alone. With `share_position_projection` the
@@ -75,16 +75,14 @@ class RelativeMultiheadAttention(nn.Module):
         self.n_head: int = config.n_head
         self.d_head: int = config.d_head
         self.dropatt: float = config.dropatt
-        self.pre_lnorm: bool = config.pre_lnorm
         self.backend: str = check_backend(backend)
         self.qkv: RowLinear = RowLinear(config.d_model, 3 * width, bias=False)
+        self.qkv.tail = width  # keys and values of memory
         self.position: RowLinear | None = None
         if self.project_position and not config.share_position_projection:
             self.position = RowLinear(config.d_model, width, bias=False)
         self.output: RowLinear = RowLinear(width, config.d_model, bias=False)
-        self.norm: nn.LayerNorm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
-        self.dropout: Dropout = Dropout(config.dropout, locked=config.locked_dropout)
-        self.join: Callable[[Tensor, Tensor], Tensor] = build_join(config)
+        self.add_end(config)
         self.qk_norm: nn.Parameter | None = nn.Parameter(torch.ones(())) if config.qk_norm else None
         """The gain of normalised queries."""
 
@@ -134,13 +132,14 @@ class RelativeMultiheadAttention(nn.Module):
         encodings: Float[Tensor, "S D"],
         content_bias: Float[Tensor, "H K"] | None = None,
         position_bias: Float[Tensor, "H K"] | None = None,
+        projected: Float[Tensor, "S W"] | None = None,
     ) -> Positions:
         """The encodings, projected for the heads, and the biases; with `share_position_projection` give no biases."""
         if self.position is not None:
             assert content_bias is not None and position_bias is not None, (
                 "biases may be None only with share_position_projection"
             )
-            r = self._by_head(self.position(encodings))
+            r = self._by_head(self.position(encodings) if projected is None else projected)
             return Positions(self.dropout(r) if self.dropout.locked else r, content_bias, position_bias)
         queries, keys = self._projected(encodings, slice(0, 2))
         both = torch.cat([keys, queries])
@@ -149,22 +148,39 @@ class RelativeMultiheadAttention(nn.Module):
 
     def add(self, x: Vectors, attended: Queries) -> Vectors:
         """The sublayer's output: `x` joined with the projected outputs of the heads."""
-        x = self.join(x, self.dropout(self.output(attended.transpose(1, 2).flatten(2))))
-        return x if self.pre_lnorm else self.norm(x)
+        compiled = torch.compiler.is_compiling()
+        draw = None if compiled or fused_sublayer(self.backend, x) is None else Draw()
+        return self.end(x, attended.transpose(1, 2).flatten(2), self.output, draw)
 
     def _projected(self, x: Float[Tensor, "*B L D"], parts: slice) -> list[Float[Tensor, "*B H L K"]]:
         """The chosen `parts` of the queries, keys and values of `x`. Only their rows of the weight are multiplied,
         unless the projection has hooks or is wrapped, for instance by a low-rank addition."""
         if type(self.qkv) is not RowLinear or has_hooks(self.qkv):
             return self._split(self.qkv(x), 3)[parts]
-        rows = self.qkv.used(x)[0].unflatten(0, (3, -1))[parts]
-        return self._split(F.linear(x, rows.flatten(0, 1)), len(rows))
+        width = self.n_head * self.d_head
+        rows = self.qkv.used_from(width, x) if parts.start else self.qkv.used(x)[0][: 2 * width]
+        return self._split(F.linear(x, rows), 2)
 
     def _split(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:
         return [self._by_head(part) for part in x.chunk(parts, dim=-1)]
 
     def _by_head(self, x: Float[Tensor, "*B L W"]) -> Float[Tensor, "*B H L K"]:
         return x.unflatten(-1, (self.n_head, self.d_head)).transpose(-2, -3)
+
+
+def project_together(
+    attentions: Sequence[RelativeMultiheadAttention], encodings: Float[Tensor, "S D"]
+) -> Sequence[tuple[Float[Tensor, "S W"]] | tuple[()]]:
+    """For each attention the projected encodings, from one product of all, if it must be and can be.
+
+    It need not be without gradients: nothing is kept for backward then, and each layer projects when its turn comes.
+    """
+    own = [each.position for each in attentions if type(each).positions is RelativeMultiheadAttention.positions]
+    plain = [each for each in own if type(each) is RowLinear and not has_hooks(each)]
+    if not torch.is_grad_enabled() or len(plain) < len(attentions):
+        return [()] * len(attentions)
+    weights = torch.stack([each.used(encodings)[0] for each in plain])
+    return [(r,) for r in torch.bmm(encodings.expand(len(plain), -1, -1), weights.mT)]
 
 
 def _normalised(x: Float[Tensor, "B H L K"]) -> Float[Tensor, "B H L K"]:

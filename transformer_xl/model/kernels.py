@@ -124,7 +124,8 @@ class FusedStep:
 
     def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B D"]:
         """The output, fp32."""
-        from ..ops.fused_step import add_and_norm, attend_next  # triton is not installed everywhere
+        from ..ops.fused_step import attend_next  # triton is not installed everywhere
+        from ..ops.fused_sublayer import add_and_norm
 
         relu = self.backbone.config.relu_output
         x = x[:, 0].float().contiguous()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..mistake import Mistake
 from ..ops.call import product_dtype
+from ..ops.dropout import Dropout
 from ..ops.masks import Bounds
 
 Ids = Integer[Tensor, "B T"]
@@ -75,11 +76,53 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def dropped_share(module: nn.Module) -> float | None:
+    """The probability with which a module drops each element; None if it does anything else."""
+    if type(module) is not Dropout or has_hooks(module) or (module.training and module.p and module.locked):
+        return None
+    return module.p if module.training else 0.0
+
+
+class Draw(NamedTuple):
+    """Random numbers of fused kernels: a seed on the device, None without dropout, and which of its draws."""
+
+    seed: Tensor | None = None
+    number: int = 0
+
+    def another(self) -> Draw:
+        return Draw(self.seed, self.number + 1)
+
+
+class Twin(NamedTuple):
+    """What a fused kernel computed beside the output of a sublayer, for the next one."""
+
+    rounded: Vectors
+    """The output in the dtype of products."""
+    draw: Draw
+    """Of this kernel's dropout."""
+    version: int
+    """PyTorch's count of what wrote into the output."""
+
+
+def with_twin(x: Vectors, rounded: Vectors, draw: Draw) -> Vectors:
+    """`x`, with its `Twin` as an attribute."""
+    vars(x)["twin"] = Twin(rounded, draw, x._version)
+    return x
+
+
+def twin_of(x: Vectors) -> Twin | None:
+    """The twin of a tensor that nobody wrote into since."""
+    twin = None if torch.compiler.is_compiling() else vars(x).get("twin")
+    return twin if twin is not None and twin.version == x._version else None
+
+
 class Rounded(NamedTuple):
     """A linear layer's weight and bias in the dtype of products."""
 
     weight: Tensor
     bias: Tensor | None
+    tail: Tensor | None
+    """The weight's rows from `RowLinear.tail` on, if that is not 0."""
     exact: tuple[Tensor, Tensor | None]
     """What they were rounded from."""
     versions: list[int]
@@ -111,16 +154,26 @@ class RowLinear(nn.Linear):
 
     rounded: Rounded | None = None
     """What products use during a step of training in half precision; see `rounded_weights`."""
+    tail: int = 0
+    """The first of the weight's rows that products also read alone; 0: they read none alone."""
 
     def used(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The weight and bias of a product with `x`."""
         rounded = self.rounded
         return rounded[:2] if rounded is not None and rounded.fits(self, x) else (self.weight, self.bias)
 
+    def used_from(self, row: int, x: Tensor) -> Tensor:
+        """The weight's rows from this one on, in a product with `x`."""
+        rounded = self.rounded
+        own = rounded.tail if rounded is not None and row == self.tail and rounded.fits(self, x) else None
+        return self.used(x)[0][row:] if own is None else own
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"rounded": None}  # nobody may copy what has a gradient
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
+        twin = twin_of(x)
+        x = twin.rounded if twin is not None and twin.rounded.dtype == product_dtype(x) else x
         if self.rounded is not None:
             return F.linear(x, *self.used(x))
         weight, rows = self.weight, x.numel() // self.in_features

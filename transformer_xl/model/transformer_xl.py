@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -26,32 +25,13 @@ from ..mistake import Mistake
 from ..ops.call import product_dtype
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from .attention import Positions, Projected, RelativeMultiheadAttention, sinusoids
-from .gates import build_join
+from .attention import Positions, Projected, RelativeMultiheadAttention, project_together, sinusoids
 from .inference import KVCache, check_state
 from .memory import Memory, first_keys
 from .modules import First, Ids, Layers, RowLinear, Valid, Vectors, check_vectors
+from .sublayer import FeedForward
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
-
-
-class FeedForward(nn.Module):
-    """The position-wise sublayer: norm, two linear layers with a ReLU between, residual or gate."""
-
-    def __init__(self, config: TransformerXLConfig):
-        super().__init__()
-        self.pre_lnorm: bool = config.pre_lnorm
-        self.inner: nn.Linear = RowLinear(config.d_model, config.d_inner)
-        self.outer: nn.Linear = RowLinear(config.d_inner, config.d_model)
-        self.norm: nn.LayerNorm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
-        self.dropout: Dropout = Dropout(config.dropout, locked=config.locked_dropout)
-        self.join: Callable[[Tensor, Tensor], Tensor] = build_join(config)
-
-    def forward(self, x: Vectors) -> Vectors:
-        inner = self.dropout(self.inner(self.norm(x) if self.pre_lnorm else x))
-        inner = F.relu(inner, inplace=True)  # same result as before dropout, but backward keeps one tensor less
-        x = self.join(x, self.dropout(self.outer(inner)))
-        return x if self.pre_lnorm else self.norm(x)
 
 
 class DecoderLayer(nn.Module):
@@ -201,8 +181,9 @@ class TransformerXLBackbone(nn.Module):
             return (layer.attention.positions(encodings) for layer in self.layers)
         biases = (bias.expand(len(self.layers), -1, -1) for bias in (self.content_bias, self.position_bias))
         biases = [bias.to(encodings.dtype) for bias in biases]
-        layers = zip(self.layers, *biases, strict=True)
-        return (layer.attention.positions(encodings, u, v) for layer, u, v in layers)
+        attentions = [layer.attention for layer in self.layers]
+        layers = zip(attentions, *biases, project_together(attentions, encodings), strict=True)
+        return (attention.positions(encodings, u, v, *r) for attention, u, v, r in layers)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
         """Initialise as the original code: gains of norms N(1, init_std), biases 0, biases of gates `gate_bias`, all

@@ -20,13 +20,14 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..mistake import Mistake
 from . import chunked, reference, sdpa, strided
-from .call import Call, constant
+from .call import Call, constant, product_dtype
 
 STRIDED_SCORES = 1 << 22
 """Training on a CPU keeps all scores of a call, B H T S, up to this number. There, computing them twice takes 1.3 times
@@ -108,6 +109,15 @@ def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> 
         kind = str(dtype).removeprefix("torch.")
         return f"it takes fp32, bf16 or fp16 and heads of at most {kernels.MAX_HEAD_SIZE}, got {kind} and {head_size}"
     return None
+
+
+def fused_sublayer(backend: str, like: Tensor) -> Any:
+    """The kernels of a sublayer for products in the dtype of `like`, if attention with this backend has kernels too;
+    else None."""
+    if triton_refusal(like.device, product_dtype(like), 1) is not None:
+        return None
+    passed = backend == "triton" or (backend == "auto" and like.is_cuda and doubt(like.device) is None)
+    return import_module(".fused_sublayer", __package__) if passed else None
 
 
 def cache_folder() -> Path:

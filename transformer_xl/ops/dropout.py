@@ -6,7 +6,8 @@ A mask may be the same at all positions (Gal & Ghahramani 2016), or at all posit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from importlib import import_module
+from math import floor, log2, prod
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,41 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
     if x.device.type != "cpu" or torch._C._are_functorch_transforms_active():
         return F.dropout(x, p)
     return _MaskProduct.apply(x, keep_mask(x.shape, p), p)
+
+
+def dropout_relu(
+    x: Float[Tensor, "*shape"], p: float, seed: Int[Tensor, " 1"] | None = None, number: int = 0
+) -> Float[Tensor, "*shape"]:
+    """`F.relu(dropout(x, p))`; without dropout it overwrites `x`. With a `seed` one Triton kernel computes both.
+
+    For backward it keeps its result and no mask: where that is above 0, `x` was above 0 and was kept.
+    """
+    if p == 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return F.relu(dropout(x, p), inplace=True)
+    return _DropoutReLU.apply(x, p, seed, number)
+
+
+class _DropoutReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, p, seed, number):
+        ctx.scale = 1 / (1 - p)
+        if seed is None:
+            out = F.relu(dropout(x, p), inplace=True)
+            if x.is_cpu:  # there the mask's numbers have the dtype of x
+                unit = torch.finfo(x.dtype).eps * 2.0 ** floor(log2(ctx.scale))
+                ctx.scale = round(ctx.scale / unit) * unit
+        else:
+            out = import_module(".fused_sublayer", __package__).dropped_relu(x, p, seed, number)  # needs triton
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out):
+        (out,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a gradient of gradients
+            return d_out * ((out > 0) * ctx.scale), None, None, None
+        # The derivative of an ELU whose negative part is 0, times a scale, is one kernel.
+        return torch.ops.aten.elu_backward(d_out, 0.0, ctx.scale, 1.0, True, out), None, None, None
 
 
 class _MaskProduct(torch.autograd.Function):

@@ -1,7 +1,7 @@
-"""One token at a time on a GPU: attention over a ring of the past, and a sublayer's sum with its norm, in Triton.
+"""One token at a time on a GPU: attention over a ring of the past, in Triton.
 
-A token does too little work to fill a GPU, so it takes as long as its kernels take to start. These replace all
-operators between two products. Scores are those of `model.step`:
+A token does too little work to fill a GPU, so it takes as long as its kernels take to start. These and `fused_sublayer`
+replace all operators between two products. Scores are those of `model.step`:
 
     score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= count
 
@@ -119,26 +119,6 @@ def add_parts(found, out, parts, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: 
     tl.store(out + head * K + column, summed / total, mask=inside)
 
 
-@triton.jit
-@no_type_check
-def add_norm(
-    x, y, weight, bias, residual, rounded, epsilon,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, RELU: tl.constexpr, PRE: tl.constexpr,
-):  # fmt: skip
-    """One row of x + y and its norm: the norm is rounded for the next product; `PRE`: the sum is the residual."""
-    column = tl.arange(0, BLOCK_D)
-    inside, at = column < D, tl.program_id(0).to(tl.int64) * D + column
-    update = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-    if RELU:
-        update = tl.maximum(update, 0.0)
-    total = tl.load(x + at, mask=inside, other=0.0) + update
-    centred = tl.where(inside, total - tl.sum(total) / D, 0.0)
-    norm = centred * tl.rsqrt(tl.sum(centred * centred) / D + epsilon)
-    norm = norm * tl.load(weight + column, mask=inside) + tl.load(bias + column, mask=inside)
-    tl.store(residual + at, total if PRE else norm, mask=inside)
-    tl.store(rounded + at, norm, mask=inside)
-
-
 def _launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *args: Any, **constants: Any) -> None:
     with torch.cuda.device_of(like):
         kernel[grid](*args, **constants)
@@ -170,19 +150,6 @@ def attend_next(
     return out
 
 
-def add_and_norm(
-    x: Float[Tensor, "B D"], y: Float[Tensor, "B D"], norm: torch.nn.LayerNorm, *, relu: bool = False, pre: bool = False
-) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """What the next sublayer adds to, fp32, and what its product reads, in the dtype of y.
-
-    The second is norm(x + y), with `relu` norm(x + ReLU(y)); the first is the same, or the sum with `pre`.
-    """
-    residual, rounded, D = torch.empty_like(x), torch.empty_like(y), x.shape[1]
-    sizes = {"D": D, "BLOCK_D": triton.next_power_of_2(D), "RELU": relu, "PRE": pre}
-    _launch(add_norm, (len(x),), x, x, y, norm.weight, norm.bias, residual, rounded, norm.eps, **sizes)
-    return residual, rounded
-
-
 @torch.no_grad()
 def assert_step(dtype: torch.dtype, device: str = "cpu") -> None:
     """Check that these kernels are as close to float64 as rounding to `dtype` allows, that a token is stored in its
@@ -211,11 +178,3 @@ def assert_step(dtype: torch.dtype, device: str = "cpu") -> None:
         score += torch.einsum("bhk,hbwk->bhw", q + v, r.double()[:, W - 1 - distance])
         truth = (score * K**-0.5).masked_fill(~seen[:, None], -torch.inf).softmax(-1)[:, :, None] @ values
         torch.testing.assert_close(out, truth.flatten(1), rtol=unit, atol=1e-4)
-    norm = torch.nn.LayerNorm(37, device=device)
-    x, y = draw(B, 37, kind=torch.float32), draw(B, 37)
-    for choice in (False, True):
-        total = x.double() + (y.double().relu() if choice else y.double())
-        truth = F.layer_norm(total, (37,), eps=norm.eps)
-        residual, rounded = add_and_norm(x, y, norm, relu=choice, pre=choice)
-        torch.testing.assert_close(residual.double(), total if choice else truth, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(rounded.double(), truth, rtol=unit, atol=1e-5)

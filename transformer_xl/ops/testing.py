@@ -353,14 +353,16 @@ def _assert_rate(chosen: Tensor, all_of: Tensor, rate: float, name: str) -> None
 
 def fault_of(backend: str, device: str) -> str | None:
     """The first case of `ON_A_CARD` that a backend fails on a device, and how it fails; None if it passes all."""
-    from . import fused_step  # triton is not installed everywhere
+    from . import fused_step, fused_sublayer  # triton is not installed everywhere
 
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
     cases = ON_A_CARD | {"dropout": _DROPPED}
     todo = [(name, dtype, assert_contract) for name in ON_A_CARD for dtype in ("bf16", "fp32")]
     todo += [(next(iter(ON_A_CARD)), "fp16", assert_contract), ("dropout", "fp32", assert_dropout)]
     checks = [(name, dtype, partial(check, backend, cases[name], dtypes[dtype])) for name, dtype, check in todo]
-    checks += [("a token", dtype, partial(fused_step.assert_step, dtypes[dtype])) for dtype in ("bf16", "fp16")]
+    for dtype in ("bf16", "fp16"):
+        checks.append(("a token", dtype, partial(fused_step.assert_step, dtypes[dtype])))
+        checks.append(("a sublayer", dtype, partial(fused_sublayer.assert_sublayer, dtypes[dtype])))
     for name, dtype, check in checks:
         try:
             check(device=device)

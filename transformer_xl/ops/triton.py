@@ -18,8 +18,9 @@ import triton
 from jaxtyping import Float
 from torch import Tensor
 
-from . import fused_step, kernels, tiles
+from . import fused_step, fused_sublayer, kernels, tiles
 from .call import Call
+from .fused_sublayer import new_seed
 from .masks import without_padding
 
 MAX_HEAD_SIZE = 128
@@ -125,7 +126,8 @@ def _launch(name: str, length: int, inputs: Sequence[Any], numbers: Numbers, *re
 
 
 SOURCES = b"".join(
-    Path(file).read_bytes() for file in (__file__, kernels.__file__, tiles.__file__, fused_step.__file__)
+    Path(file).read_bytes()
+    for file in (__file__, kernels.__file__, tiles.__file__, fused_sublayer.__file__, fused_step.__file__)
 )
 _OWN = hashlib.sha256(__name__.encode() + SOURCES).hexdigest()[:16]
 """Part of the operators' names. If two copies of these files registered one name, PyTorch would call the second for
@@ -209,8 +211,9 @@ def _gradients(ctx, d_out: Tensor | None, d_lse: None) -> tuple[Tensor | None, .
     """First derivatives only: the backward operator has none itself."""
     if d_out is None:
         return (None,) * 12
-    dtype = ctx.saved_tensors[2].dtype
-    d_q, d_k, d_v, d_r, d_biases = _attend_backward(d_out, *ctx.saved_tensors, *ctx.numbers)
+    saved = ctx.saved_tensors  # a checkpoint gives them once
+    dtype = saved[2].dtype
+    d_q, d_k, d_v, d_r, d_biases = _attend_backward(d_out, *saved, *ctx.numbers)
     d_q, d_k, d_v = (x.transpose(1, 2) for x in (d_q, d_k, d_v))
     return d_q, d_k, d_v, d_r.transpose(0, 1).to(dtype), *d_biases.to(dtype).unbind(1), *(None,) * 6
 
@@ -234,8 +237,7 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
         own = torch.arange(S - T, S, device=q.device)
         first = None if first is None else torch.maximum(first, own - (window - 1)).to(torch.int32)
         until = None if until is None else torch.minimum(until, own + (mask.ahead + 1)).to(torch.int32)
-    # On the device, so that each replay of a CUDA graph draws another.
-    seed = torch.randint(2**31 - 1, (1,), dtype=torch.int32, device=q.device) if dropout_p else None
+    seed = new_seed(q.device) if dropout_p else None
     out, _ = _attend(q, k, v, r, content_bias, position_bias, first, until, seed, window, scale, dropout_p)
     out = out.transpose(1, 2)[..., :K]
     if not mask.ahead and until is None:  # a causal query that is padding on the left sees no key, and its result is 0

@@ -27,11 +27,14 @@ def rounded_weights(objective: nn.Module) -> Iterator[None]:
     """
     alone = isinstance(objective, Objective)
     linears = [m for m in objective.modules() if alone and type(m) is RowLinear and _is_rounded(m)]
-    rounded = iter(_Rounded.apply(*(weight for linear in linears for weight in weights_of(linear))) if linears else ())
+    weights = [weight for linear in linears for weight in weights_of(linear)]
+    tails = [tail for linear in linears for tail in (linear.tail, 0)[: len(weights_of(linear))]]
+    rounded = iter(_Rounded.apply(tails, *weights) if linears else ())
     try:
         for linear in linears:
-            weight, bias = next(rounded), None if linear.bias is None else next(rounded)
-            linear.rounded = Rounded(weight, bias, (linear.weight, linear.bias), versions(linear))
+            weight, tail = next(rounded), next(rounded) if linear.tail else None
+            bias = None if linear.bias is None else next(rounded)
+            linear.rounded = Rounded(weight, bias, tail, (linear.weight, linear.bias), versions(linear))
         yield
     finally:
         for linear in linears:
@@ -46,19 +49,31 @@ def _is_rounded(linear: RowLinear) -> bool:
 
 
 class _Rounded(torch.autograd.Function):
-    """fp32 tensors in the dtype of products."""
+    """fp32 tensors in the dtype of products, and after each its rows from `tails` on, if that is not 0."""
 
     @staticmethod
-    def forward(ctx: Any, *exact: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, tails: Sequence[int], *exact: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        return _copies(exact, product_dtype(exact[0]))
+        ctx.tails = tails
+        copies = zip(_copies(exact, product_dtype(exact[0])), tails, strict=True)
+        return tuple(part for copy, tail in copies for part in ([copy, copy[tail:]] if tail else [copy]))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # for a gradient of gradients
-            return tuple(None if gradient is None else gradient.float() for gradient in gradients)
-        exact = iter(_copies([gradient for gradient in gradients if gradient is not None], torch.float32))
-        return tuple(None if gradient is None else next(exact) for gradient in gradients)
+        given = [gradient for gradient in gradients if gradient is not None]
+        again = torch.is_grad_enabled()  # for a gradient of gradients
+        exact = iter([gradient.float() for gradient in given] if again else _copies(given, torch.float32))
+        found = iter([None if gradient is None else next(exact) for gradient in gradients])
+        whole, rows = [], []
+        for tail in ctx.tails:
+            whole.append(next(found))
+            if tail and (own := next(found)) is not None:
+                if whole[-1] is None:
+                    whole[-1] = own.new_zeros(tail + len(own), own.shape[1])
+                rows.append((whole[-1][tail:], own))
+        if rows:
+            torch._foreach_add_(*zip(*rows, strict=True))  # type: ignore[attr-defined]
+        return None, *whole
 
 
 def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
