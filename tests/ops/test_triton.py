@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -29,6 +30,7 @@ from benchmarks import kernels  # noqa: E402
 from transformer_xl.config.settings import Lengths  # noqa: E402
 from transformer_xl.model import step, sublayer  # noqa: E402
 from transformer_xl.model.modules import twin_of  # noqa: E402
+from transformer_xl.model.transformer_xl import Prediction, TransformerXL  # noqa: E402
 from transformer_xl.ops import relative_attention  # noqa: E402
 from transformer_xl.ops import triton as fused  # noqa: E402
 from transformer_xl.ops.choice import triton_refusal  # noqa: E402
@@ -377,6 +379,41 @@ def test_dropout_of_a_sublayer_is_drawn_again_in_recompute_and_anew_in_a_call() 
         assert torch.equal(twin_of(attended[0]).rounded, attended[0].bfloat16())
         attended[0] += 1
         assert twin_of(attended[0]) is None, "what reads it next must round it again"
+
+
+class Curious(TransformerXL):
+    """Its objective looks at the gradient of a layer's output."""
+
+    def training_nll(self, prediction: Prediction, targets: torch.Tensor, progress: float) -> torch.Tensor:
+        prediction.outputs[0].retain_grad()
+        return super().training_nll(prediction, targets, progress)
+
+
+@runs
+@pytest.mark.parametrize("way", ["outside of a step", "a hook", "an objective"])
+def test_whoever_asks_for_the_gradient_of_an_output_gets_all_of_it(way: str) -> None:
+    torch.manual_seed(0)
+    config, call = small_model(n_layer=2).config, Lengths(tgt_len=6, mem_len=6)
+    model = (Curious if way == "an objective" else TransformerXL)(config).to(DEVICE).train()
+    ids, seen, found = torch.randint(config.vocab_size, (2, 7), device=DEVICE), list[torch.Tensor](), []
+    first, _ = model.backbone.layers
+    first.register_forward_hook(lambda *given: seen.append(given[-1]))
+    if way == "a hook":
+        first.register_forward_hook(lambda *given: given[-1].retain_grad())
+    for backend in ("strided", "triton"):
+        for layer in model.backbone.layers:
+            layer.attention.backend = backend
+        objective = Objective(model)
+        within = nullcontext() if way == "outside of a step" else rounded_weights(objective)
+        with torch.autocast(DEVICE, torch.bfloat16), within:
+            loss, *_ = objective(ids[:, :-1], ids[:, 1:], None, call)
+        if way == "outside of a step":
+            found += torch.autograd.grad(loss, seen[-1])
+        else:
+            loss.backward()
+            found.append(seen[-1].grad)
+    assert twin_of(seen[1]) is not None
+    assert (found[1] - found[0]).norm() < 0.1 * found[0].norm()
 
 
 @runs

@@ -86,8 +86,11 @@ def test_whoever_reads_a_weight_or_copies_the_model_meanwhile_finds_it_exact() -
         weight = model.backbone.layers[1].attention.qkv.weight
         for create in (True, False):
             loss = model.backbone.layers[1].attention.qkv(x).square().sum()
-            [gradient] = torch.autograd.grad(loss, weight, create_graph=create)
+            [gradient] = torch.autograd.grad(loss, weight, create_graph=create, retain_graph=True)
             assert gradient.dtype == torch.float32 and gradient.requires_grad == create
+            loss = sum(each.sum() for each in model.backbone.layers[1].attention.keys_values(x[None]))
+            [rows] = torch.autograd.grad(loss, weight, create_graph=create, retain_graph=True)
+            assert rows[:16].count_nonzero() == 0 and rows[16:].all()
         with torch.autocast("cpu", enabled=False):
             assert deepcopy(plain).inner(x).dtype == plain.inner(x).dtype == torch.float32
         raise KeyError

@@ -14,7 +14,7 @@ from small_models import lengths, read, small_model, text
 
 from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.loader import Segment
-from transformer_xl.ops.dropout import Dropout, word_dropout
+from transformer_xl.ops.dropout import Dropout, dropout, dropout_relu, word_dropout
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train.objective import Objective
 from transformer_xl.train.step import train_step, trained_targets
@@ -40,6 +40,37 @@ def test_a_locked_mask_is_the_same_at_all_positions(p, seed):
     assert not torch.equal(out[0], out[1])
     assert torch.equal(Dropout(0.0, locked=True)(out), out)
     assert torch.equal(Dropout(p, locked=True).eval()(out), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dropout_with_a_relu_has_the_gradient_of_what_it_computes(dtype):
+    x, d_out = torch.randn(40, 300, dtype=dtype, requires_grad=True), torch.randn(40, 300, dtype=dtype)
+    found = []
+    for form in (lambda: dropout_relu(x, 0.3), lambda: dropout(x, 0.3).relu()):
+        torch.manual_seed(0)
+        out = form()
+        again = torch.autograd.grad(out, x, d_out, create_graph=True)[0]
+        found.append([out, again, *torch.autograd.grad(out, x, d_out)])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert torch.equal(dropout_relu(x.detach().clone(), 0), x.relu())
+
+
+def test_positions_of_all_layers_are_projected_together_only_if_backward_needs_them_all():
+    model, products = small_model(n_layer=3), []
+    encodings = [each.attention.position.weight for each in model.backbone.layers]
+    together = [own.r for own in model.backbone.positions(7, None, model.backbone.like)]
+    hooked = next(iter(model.backbone.layers)).attention.position
+    handle = hooked.register_forward_hook(lambda *_: products.append(1))
+    alone = [own.r for own in model.backbone.positions(7, None, model.backbone.like)]
+    assert products, "a hook was not called"
+    handle.remove()
+    with torch.no_grad():
+        first = next(iter(model.backbone.positions(7, None, model.backbone.like))).r
+    assert first.is_contiguous() == alone[0].is_contiguous()
+    for own, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(own, other)
+    together[1].sum().backward()
+    assert [weight.grad is not None and bool(weight.grad.any()) for weight in encodings] == [False, True, False]
 
 
 @given(p=st.sampled_from([0.25, 0.5]), seed=st.integers(0, 99))

@@ -126,6 +126,8 @@ class Rounded(NamedTuple):
     exact: tuple[Tensor, Tensor | None]
     """What they were rounded from."""
     versions: list[int]
+    unseen: bool
+    """Whether nobody outside of the model gets the outputs of its layers with gradients."""
 
     def fits(self, linear: nn.Linear, x: Tensor) -> bool:
         """Whether autocast would round the layer's weights to these for a product with `x`."""
@@ -168,12 +170,18 @@ class RowLinear(nn.Linear):
         own = rounded.tail if rounded is not None and row == self.tail and rounded.fits(self, x) else None
         return self.used(x)[0][row:] if own is None else own
 
+    def _may_see_gradient(self, x: Tensor) -> bool:
+        """Whether somebody may ask for the gradient of `x`, which has no part of its twin's."""
+        unseen = self.rounded is not None and self.rounded.unseen and not (x.retains_grad or x._backward_hooks)
+        return torch.is_grad_enabled() and not unseen
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"rounded": None}  # nobody may copy what has a gradient
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         twin = twin_of(x)
-        x = twin.rounded if twin is not None and twin.rounded.dtype == product_dtype(x) else x
+        if twin is not None and twin.rounded.dtype == product_dtype(x) and not self._may_see_gradient(x):
+            x = twin.rounded
         if self.rounded is not None:
             return F.linear(x, *self.used(x))
         weight, rows = self.weight, x.numel() // self.in_features

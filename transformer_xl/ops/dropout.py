@@ -61,7 +61,7 @@ class _DropoutReLU(torch.autograd.Function):
     def backward(ctx, d_out):
         (out,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # for a gradient of gradients
-            return d_out * ((out > 0) * ctx.scale), None, None, None
+            return d_out * (out > 0) * ctx.scale, None, None, None
         # The derivative of an ELU whose negative part is 0, times a scale, is one kernel.
         return torch.ops.aten.elu_backward(d_out, 0.0, ctx.scale, 1.0, True, out), None, None, None
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..model.modules import Rounded, RowLinear, has_hooks, versions, weights_of
+from ..model.transformer_xl import TransformerXL
 from ..ops.call import product_dtype
 from .objective import Objective
 
@@ -27,6 +28,7 @@ def rounded_weights(objective: nn.Module) -> Iterator[None]:
     """
     alone = isinstance(objective, Objective)
     linears = [m for m in objective.modules() if alone and type(m) is RowLinear and _is_rounded(m)]
+    unseen = alone and type(objective.model).training_nll is TransformerXL.training_nll
     weights = [weight for linear in linears for weight in weights_of(linear)]
     tails = [tail for linear in linears for tail in (linear.tail, 0)[: len(weights_of(linear))]]
     rounded = iter(_Rounded.apply(tails, *weights) if linears else ())
@@ -34,7 +36,8 @@ def rounded_weights(objective: nn.Module) -> Iterator[None]:
         for linear in linears:
             weight, tail = next(rounded), next(rounded) if linear.tail else None
             bias = None if linear.bias is None else next(rounded)
-            linear.rounded = Rounded(weight, bias, tail, (linear.weight, linear.bias), versions(linear))
+            exact = linear.weight, linear.bias
+            linear.rounded = Rounded(weight, bias, tail, exact, versions(linear), unseen)
         yield
     finally:
         for linear in linears:
