@@ -73,7 +73,7 @@ def kernel_dtypes(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[torch.d
     found: set[tuple[torch.dtype, ...]] = set()
 
     def attend(call: Call) -> Tensor:
-        found.add(tuple(x.dtype for x in call[:6]))
+        found.add(tuple(x.dtype for x in call[:4]))
         return triton.attend(call)
 
     monkeypatch.setitem(ops.BACKENDS, "triton", attend)

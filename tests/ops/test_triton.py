@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -23,14 +22,14 @@ import pytest
 import torch
 from amount import ALL
 from small_models import small_model
+from torch.utils.checkpoint import checkpoint
 
 triton = pytest.importorskip("triton", reason="needs pip install triton")
 
 from benchmarks import kernels  # noqa: E402
 from transformer_xl.config.settings import Lengths  # noqa: E402
 from transformer_xl.model import step, sublayer  # noqa: E402
-from transformer_xl.model.modules import twin_of  # noqa: E402
-from transformer_xl.model.transformer_xl import Prediction, TransformerXL  # noqa: E402
+from transformer_xl.model.transformer_xl import TransformerXL  # noqa: E402
 from transformer_xl.ops import relative_attention  # noqa: E402
 from transformer_xl.ops import triton as fused  # noqa: E402
 from transformer_xl.ops.choice import triton_refusal  # noqa: E402
@@ -316,51 +315,50 @@ def test_kernels_of_a_sublayer(dtype: str) -> None:
     assert_sublayer(ALL_DTYPES[dtype], DEVICE)
 
 
+def fused_model(backend: str, **changes: Any) -> TransformerXL:
+    model = small_model(n_layer=2, **changes).float().to(DEVICE).train()
+    for module in model.modules():
+        if isinstance(module, sublayer.Sublayer):
+            module.backend = backend
+    return model
+
+
 @runs
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_model_trains_with_them(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses and gradients are as near to float64 as those of PyTorch's operators, memories and rounded weights too."""
-    model, call = small_model(n_layer=3), Lengths(tgt_len=6, mem_len=6)
-    model.backbone.recompute = recompute
+@pytest.mark.parametrize(
+    "recompute, changes", [(False, {}), (True, {"cutoffs": (5,), "div_val": 2, "untie_r": True})], ids=["", "recompute"]
+)
+def test_a_model_trains_with_them(recompute: bool, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses and gradients are as near to float64 as those of PyTorch's operators."""
     torch.manual_seed(0)
-    ids, results, used = torch.randint(model.config.vocab_size, (2, 13), device=DEVICE), [], list[int]()
+    call, results, used = Lengths(tgt_len=6, mem_len=6), list[list[torch.Tensor]](), list[bool]()
+    ids = torch.randint(fused_model("auto", **changes).config.vocab_size, (2, 13), device=DEVICE)
     end = sublayer.Sublayer.end
-
-    def relative(x: torch.Tensor, exact: torch.Tensor) -> float:
-        return float((x - exact).norm() / exact.norm())
-
-    def counted(*arguments: Any) -> torch.Tensor:
-        out = end(*arguments)
-        used.append(twin_of(out) is not None)
-        return out
-
-    monkeypatch.setattr(sublayer.Sublayer, "end", counted)
+    monkeypatch.setattr(sublayer.Sublayer, "end", lambda *given: used.append(given[-1] is not None) or end(*given))
     for backend, kind in (("strided", torch.float64), ("strided", torch.bfloat16), ("triton", torch.bfloat16)):
-        copied = deepcopy(model).to(DEVICE, torch.float64 if kind == torch.float64 else torch.float32).train()
-        for layer in copied.backbone.layers:
-            layer.attention.backend = backend
-        objective, found, memory = Objective(copied), list[torch.Tensor](), None
+        model = fused_model(backend, **changes).to(kind if kind == torch.float64 else torch.float32)
+        model.backbone.recompute = recompute
+        objective, found, memory = Objective(model), list[torch.Tensor](), None
         for start in (0, 6):
             part = ids[:, start : start + 7]
             used.clear()
             with torch.autocast(DEVICE, torch.bfloat16, enabled=kind != torch.float64), rounded_weights(objective):
                 loss, nll, memory = objective(part[:, :-1], part[:, 1:], memory, call)
-            copied.zero_grad()
+            model.zero_grad()
             loss.backward()
-            found += [nll, *(p.grad for p in copied.parameters())]
-            assert set(used) == {backend == "triton"} and len(used) >= 6
+            found += [nll, *(p.grad for p in model.parameters() if p.grad is not None)]
+            assert set(used) == {backend == "triton"} and len(used) >= 4
         results.append([each.detach().double() for each in found])
-    known = [number for number, exact in enumerate(results[0]) if exact.norm()]
-    usual, own = (sum(relative(found[n], results[0][n]) for n in known) for found in results[1:])
-    assert 0 < own <= 2 * usual
+    truth, usual, fused = results
+    errors = [
+        sum(float((x - exact).norm() / exact.norm()) for x, exact in zip(each, truth, strict=True) if exact.any())
+        for each in (usual, fused)
+    ]
+    assert 0 < errors[1] <= 2 * errors[0]
 
 
 @runs
 def test_dropout_of_a_sublayer_is_drawn_again_in_recompute_and_anew_in_a_call() -> None:
-    torch.manual_seed(0)
-    model, call = small_model(n_layer=2, dropout=0.4).float().to(DEVICE).train(), Lengths(tgt_len=6, mem_len=6)
-    for layer in model.backbone.layers:
-        layer.attention.backend = "triton"
+    model, call = fused_model("triton", dropout=0.4), Lengths(tgt_len=6, mem_len=6)
     x, found = torch.randn(2, 6, model.config.d_model, device=DEVICE), list[list[torch.Tensor]]()
     for recompute, seed in ((False, 0), (True, 0), (False, 1)):
         model.backbone.recompute = recompute
@@ -372,48 +370,49 @@ def test_dropout_of_a_sublayer_is_drawn_again_in_recompute_and_anew_in_a_call() 
         found.append([outputs[-1], *(p.grad.clone() for p in model.backbone.parameters())])
     assert all(map(torch.equal, found[0], found[1])), "the same draws"
     assert not torch.equal(found[0][0], found[2][0])
-    layer = next(iter(model.backbone.layers))
-    with torch.autocast(DEVICE, torch.bfloat16), torch.no_grad():
-        attended = [layer.attention.add(x, x.new_ones(2, 2, 6, layer.attention.d_head)) for _ in range(2)]
-        assert not torch.equal(*attended)
-        assert torch.equal(twin_of(attended[0]).rounded, attended[0].bfloat16())
-        attended[0] += 1
-        assert twin_of(attended[0]) is None, "what reads it next must round it again"
+    feed_forward, gradients = next(iter(model.backbone.layers)).feed_forward, []
+    for reentrant in (None, False, True):  # a checkpoint of the user's own
+        torch.manual_seed(0)
+        given = outputs[0].detach().requires_grad_()
+        with torch.autocast(DEVICE, torch.bfloat16):
+            alone = reentrant is None
+            y = feed_forward(given) if alone else checkpoint(feed_forward, given, use_reentrant=reentrant)
+            assert not torch.equal(y, feed_forward(given)), "each call draws its own"
+        y.square().sum().backward()
+        gradients.append(given.grad)
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
+    with torch.inference_mode(), torch.autocast(DEVICE, torch.bfloat16):
+        assert model.eval().backbone(x, None, call)[0][-1].isfinite().all()
 
 
-class Curious(TransformerXL):
-    """Its objective looks at the gradient of a layer's output."""
+class Kept(TransformerXL):
+    """A model of a user's own, which keeps the outputs of its layers."""
 
-    def training_nll(self, prediction: Prediction, targets: torch.Tensor, progress: float) -> torch.Tensor:
-        prediction.outputs[0].retain_grad()
-        return super().training_nll(prediction, targets, progress)
+    def read(self, *given: Any) -> Any:
+        result = super().read(*given)
+        self.outputs = result[0]
+        return result
 
 
 @runs
-@pytest.mark.parametrize("way", ["outside of a step", "a hook", "an objective"])
-def test_whoever_asks_for_the_gradient_of_an_output_gets_all_of_it(way: str) -> None:
-    torch.manual_seed(0)
-    config, call = small_model(n_layer=2).config, Lengths(tgt_len=6, mem_len=6)
-    model = (Curious if way == "an objective" else TransformerXL)(config).to(DEVICE).train()
-    ids, seen, found = torch.randint(config.vocab_size, (2, 7), device=DEVICE), list[torch.Tensor](), []
-    first, _ = model.backbone.layers
-    first.register_forward_hook(lambda *given: seen.append(given[-1]))
-    if way == "a hook":
-        first.register_forward_hook(lambda *given: given[-1].retain_grad())
+@pytest.mark.parametrize("way", ["no step", "own class", "hook", "unseen"])
+def test_whoever_gets_an_output_finds_its_whole_gradient(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kept, "__module__", "mine" if way == "own class" else "transformer_xl.kept")
+    gradients = []
     for backend in ("strided", "triton"):
-        for layer in model.backbone.layers:
-            layer.attention.backend = backend
+        model = fused_model(backend)
+        model.__class__ = Kept
+        if way == "hook":
+            next(iter(model.backbone.layers)).register_forward_hook(lambda *_: None)
+        torch.manual_seed(0)
+        ids = torch.randint(model.config.vocab_size, (2, 6), device=DEVICE)
         objective = Objective(model)
-        within = nullcontext() if way == "outside of a step" else rounded_weights(objective)
+        within = nullcontext() if way == "no step" else rounded_weights(objective)
         with torch.autocast(DEVICE, torch.bfloat16), within:
-            loss, *_ = objective(ids[:, :-1], ids[:, 1:], None, call)
-        if way == "outside of a step":
-            found += torch.autograd.grad(loss, seen[-1])
-        else:
-            loss.backward()
-            found.append(seen[-1].grad)
-    assert twin_of(seen[1]) is not None
-    assert (found[1] - found[0]).norm() < 0.1 * found[0].norm()
+            loss, *_ = objective(ids, ids.roll(1), None, Lengths(tgt_len=6, mem_len=6))
+        gradients += torch.autograd.grad(loss, model.outputs[0])
+    expected, found = gradients
+    assert ((found - expected).norm() < 0.1 * expected.norm()) == (way != "unseen"), "there a part is not its own"
 
 
 @runs

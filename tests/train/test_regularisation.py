@@ -42,11 +42,13 @@ def test_a_locked_mask_is_the_same_at_all_positions(p, seed):
     assert torch.equal(Dropout(p, locked=True).eval()(out), out)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_dropout_with_a_relu_has_the_gradient_of_what_it_computes(dtype):
+@pytest.mark.parametrize("p", [0.15, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_dropout_with_a_relu_has_the_gradient_of_what_it_computes(dtype, p):
     x, d_out = torch.randn(40, 300, dtype=dtype, requires_grad=True), torch.randn(40, 300, dtype=dtype)
+    d_out[0] = torch.inf
     found = []
-    for form in (lambda: dropout_relu(x, 0.3), lambda: dropout(x, 0.3).relu()):
+    for form in (lambda: dropout_relu(x, p), lambda: dropout(x, p).relu()):
         torch.manual_seed(0)
         out = form()
         again = torch.autograd.grad(out, x, d_out, create_graph=True)[0]

@@ -33,9 +33,9 @@ from torch.utils import _pytree as pytree
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
-from ..model.attention import RelativeMultiheadAttention
 from ..model.inference import KVCache
 from ..model.modules import Keys, Queries, Vectors
+from ..model.sublayer import Sublayer
 from ..model.transformer_xl import TransformerXL, TransformerXLBackbone
 from ..run.checkpoint import LoadedModel
 from ..run.parts import write_json
@@ -100,7 +100,7 @@ class Stream(nn.Module):
                 f"{config.zero_memory}, kind = {config.kind}."
             )
         for module in self.modules():
-            if isinstance(module, RelativeMultiheadAttention):
+            if isinstance(module, Sublayer):
                 module.backend = "strided"
         reads_ids = isinstance(model, TransformerXL)
         more = {"valid": reads_ids and config.document_end is not None, "tokens": empty.tokens is not None}

@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
-from ..ops import check_backend, relative_attention
-from ..ops.choice import fused_sublayer
-from .modules import Draw, First, Keys, Queries, RowLinear, Vectors, has_hooks
+from ..ops import relative_attention
+from .modules import First, Keys, Queries, RowLinear, Vectors
 from .sublayer import Sublayer
 
 
@@ -75,14 +74,13 @@ class RelativeMultiheadAttention(Sublayer):
         self.n_head: int = config.n_head
         self.d_head: int = config.d_head
         self.dropatt: float = config.dropatt
-        self.backend: str = check_backend(backend)
         self.qkv: RowLinear = RowLinear(config.d_model, 3 * width, bias=False)
         self.qkv.tail = width  # keys and values of memory
         self.position: RowLinear | None = None
         if self.project_position and not config.share_position_projection:
             self.position = RowLinear(config.d_model, width, bias=False)
         self.output: RowLinear = RowLinear(width, config.d_model, bias=False)
-        self.add_end(config)
+        self.add_end(config, backend)
         self.qk_norm: nn.Parameter | None = nn.Parameter(torch.ones(())) if config.qk_norm else None
         """The gain of normalised queries."""
 
@@ -148,14 +146,12 @@ class RelativeMultiheadAttention(Sublayer):
 
     def add(self, x: Vectors, attended: Queries) -> Vectors:
         """The sublayer's output: `x` joined with the projected outputs of the heads."""
-        compiled = torch.compiler.is_compiling()
-        draw = None if compiled or fused_sublayer(self.backend, x) is None else Draw()
-        return self.end(x, attended.transpose(1, 2).flatten(2), self.output, draw)
+        return self.end(x, attended.transpose(1, 2).flatten(2), self.output, self.fused(x))
 
     def _projected(self, x: Float[Tensor, "*B L D"], parts: slice) -> list[Float[Tensor, "*B H L K"]]:
         """The chosen `parts` of the queries, keys and values of `x`. Only their rows of the weight are multiplied,
         unless the projection has hooks or is wrapped, for instance by a low-rank addition."""
-        if type(self.qkv) is not RowLinear or has_hooks(self.qkv):
+        if not (isinstance(self.qkv, RowLinear) and self.qkv.is_plain()):
             return self._split(self.qkv(x), 3)[parts]
         width = self.n_head * self.d_head
         rows = self.qkv.used_from(width, x) if parts.start else self.qkv.used(x)[0][: 2 * width]
@@ -176,7 +172,7 @@ def project_together(
     It need not be without gradients: nothing is kept for backward then, and each layer projects when its turn comes.
     """
     own = [each.position for each in attentions if type(each).positions is RelativeMultiheadAttention.positions]
-    plain = [each for each in own if type(each) is RowLinear and not has_hooks(each)]
+    plain = [each for each in own if isinstance(each, RowLinear) and each.is_plain()]
     if not torch.is_grad_enabled() or len(plain) < len(attentions):
         return [()] * len(attentions)
     weights = torch.stack([each.used(encodings)[0] for each in plain])

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ..mistake import Mistake
 from ..ops.call import product_dtype
-from ..ops.dropout import Dropout
 from ..ops.masks import Bounds
 
 Ids = Integer[Tensor, "B T"]
@@ -76,46 +75,6 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def dropped_share(module: nn.Module) -> float | None:
-    """The probability with which a module drops each element; None if it does anything else."""
-    if type(module) is not Dropout or has_hooks(module) or (module.training and module.p and module.locked):
-        return None
-    return module.p if module.training else 0.0
-
-
-class Draw(NamedTuple):
-    """Random numbers of fused kernels: a seed on the device, None without dropout, and which of its draws."""
-
-    seed: Tensor | None = None
-    number: int = 0
-
-    def another(self) -> Draw:
-        return Draw(self.seed, self.number + 1)
-
-
-class Twin(NamedTuple):
-    """What a fused kernel computed beside the output of a sublayer, for the next one."""
-
-    rounded: Vectors
-    """The output in the dtype of products."""
-    draw: Draw
-    """Of this kernel's dropout."""
-    version: int
-    """PyTorch's count of what wrote into the output."""
-
-
-def with_twin(x: Vectors, rounded: Vectors, draw: Draw) -> Vectors:
-    """`x`, with its `Twin` as an attribute."""
-    vars(x)["twin"] = Twin(rounded, draw, x._version)
-    return x
-
-
-def twin_of(x: Vectors) -> Twin | None:
-    """The twin of a tensor that nobody wrote into since."""
-    twin = None if torch.compiler.is_compiling() else vars(x).get("twin")
-    return twin if twin is not None and twin.version == x._version else None
-
-
 class Rounded(NamedTuple):
     """A linear layer's weight and bias in the dtype of products."""
 
@@ -127,7 +86,8 @@ class Rounded(NamedTuple):
     """What they were rounded from."""
     versions: list[int]
     unseen: bool
-    """Whether nobody outside of the model gets the outputs of its layers with gradients."""
+    """Whether nobody gets the outputs of layers during the step, so a product may read the rounded output, and
+    the gradient of the output itself lacks the product's part."""
 
     def fits(self, linear: nn.Linear, x: Tensor) -> bool:
         """Whether autocast would round the layer's weights to these for a product with `x`."""
@@ -170,20 +130,18 @@ class RowLinear(nn.Linear):
         own = rounded.tail if rounded is not None and row == self.tail and rounded.fits(self, x) else None
         return self.used(x)[0][row:] if own is None else own
 
-    def _may_see_gradient(self, x: Tensor) -> bool:
-        """Whether somebody may ask for the gradient of `x`, which has no part of its twin's."""
-        unseen = self.rounded is not None and self.rounded.unseen and not (x.retains_grad or x._backward_hooks)
-        return torch.is_grad_enabled() and not unseen
+    def is_plain(self) -> bool:
+        """Whether a call does nothing but the product."""
+        return type(self) is RowLinear and not has_hooks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"rounded": None}  # nobody may copy what has a gradient
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
-        twin = twin_of(x)
-        if twin is not None and twin.rounded.dtype == product_dtype(x) and not self._may_see_gradient(x):
-            x = twin.rounded
         if self.rounded is not None:
-            return F.linear(x, *self.used(x))
+            weight, bias = self.used(x)
+            half = vars(x).get("rounded")  # of a fused sublayer
+            return F.linear(x if half is None or half.dtype != weight.dtype else half, weight, bias)
         weight, rows = self.weight, x.numel() // self.in_features
         if not weight.is_cpu or weight.dtype != torch.bfloat16 or torch.compiler.is_compiling():
             return super().forward(x)

@@ -4,79 +4,98 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
+from ..ops import check_backend
 from ..ops.call import product_dtype
 from ..ops.choice import fused_sublayer
-from ..ops.dropout import Dropout, dropout_relu
+from ..ops.dropout import Dropout
 from .gates import build_join
-from .modules import Draw, RowLinear, Vectors, dropped_share, has_hooks, twin_of, with_twin
+from .modules import RowLinear, Vectors, has_hooks
+
+
+class Fused(NamedTuple):
+    """How a call of a sublayer uses the fused kernels."""
+
+    kernels: Any
+    """The module `ops.fused_sublayer`."""
+    p: float
+    """The probability of dropout."""
+    seed: Tensor | None
+    """Of this call's dropout; None if `p` is 0."""
 
 
 class Sublayer(nn.Module):
-    """What attention and feed-forward share: x joined with dropout of y, and a norm, here or before (`pre_lnorm`)."""
+    """What attention and feed-forward share: x joined with dropout of y, and a norm, here or before (`pre_lnorm`).
 
-    def add_end(self, config: TransformerXLConfig) -> None:
+    In half precision on a GPU one kernel computes the sum of both, dropout and the norm, where the fused kernels serve.
+    """
+
+    def add_end(self, config: TransformerXLConfig, backend: str) -> None:
         """The modules of the end. A subclass calls this after it made its own, because the order of weights counts."""
+        self.backend: str = check_backend(backend)
         self.pre_lnorm: bool = config.pre_lnorm
         self.norm: nn.LayerNorm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.dropout: Dropout = Dropout(config.dropout, locked=config.locked_dropout)
         self.join: Callable[[Tensor, Tensor], Tensor] = build_join(config)
 
-    def end(self, x: Vectors, inner: Vectors, product: nn.Linear, draw: Draw | None) -> Vectors:
-        """The sublayer's output for its input `x` and what its last `product` reads; with a `draw` one kernel computes
-        all but the product, if it can."""
-        p = dropped_share(self.dropout) if draw is not None and self._can_fuse(x) else None
-        if p is None or draw is None:
+    def end(self, x: Vectors, inner: Vectors, product: nn.Linear, fused: Fused | None) -> Vectors:
+        """The sublayer's output for its input `x` and what its last `product` reads."""
+        if fused is None:
             x = self.join(x, self.dropout(product(inner)))
             return x if self.pre_lnorm else self.norm(x)
-        kernels = fused_sublayer("triton", x)
-        if p and draw.seed is None:
-            draw = Draw(kernels.new_seed(x.device))
-        bias = _exact_bias(product)
-        if bias is not None and isinstance(product, RowLinear):
-            y = F.linear(inner, product.used(inner)[0])
-        else:
-            y = product(inner)
-        normed, rounded = kernels.dropout_norm(x, y, self.norm, bias, p, *draw)
-        return with_twin(normed, rounded, draw)
+        y, bias, rounded = None, None, None
+        if isinstance(product, RowLinear) and product.is_plain():
+            rounded = product.rounded
+            if product.bias is not None and product.bias.dtype == torch.float32:
+                y, bias = F.linear(inner, product.used(inner)[0]), product.bias
+        y = product(inner) if y is None else y
+        unseen = rounded is not None and rounded.unseen
+        normed, half = fused.kernels.dropout_norm(x, y, self.norm, bias, fused.p, fused.seed, rounds=unseen)
+        if unseen:
+            vars(normed)["rounded"] = half  # for the next product
+        return normed
 
-    def _can_fuse(self, x: Vectors) -> bool:
-        norm, half = self.norm, product_dtype(x)
-        return (
+    def fused(self, x: Vectors) -> Fused | None:
+        """What a call with the input `x` needs to use the fused kernels; None where they cannot serve."""
+        norm, drop, half = self.norm, self.dropout, product_dtype(x)
+        serves = (
             self.join is operator.add
             and not self.pre_lnorm
             and type(norm) is nn.LayerNorm
-            and not has_hooks(norm)
+            and type(drop) is Dropout
+            and not (has_hooks(norm) or has_hooks(drop) or drop.locked)
             and [p.dtype for p in norm.parameters()] == [torch.float32] * 2
             and half.itemsize == 2
             and torch.is_autocast_enabled(x.device.type)
+            and not torch.compiler.is_compiling()
             and not torch._C._are_functorch_transforms_active()
         )
-
-
-def _exact_bias(product: nn.Linear) -> Tensor | None:
-    """A layer's bias, if the layer adds it in fp32 and does nothing else besides the product."""
-    exact = product.bias is not None and product.bias.dtype == torch.float32
-    return product.bias if type(product) is RowLinear and not has_hooks(product) and exact else None
+        kernels = fused_sublayer(self.backend, x) if serves else None
+        if kernels is None:
+            return None
+        p = drop.p if drop.training else 0.0
+        return Fused(kernels, p, kernels.new_seed(x.device) if p else None)
 
 
 class FeedForward(Sublayer):
     """The position-wise sublayer: norm, two linear layers with a ReLU between, residual or gate."""
 
-    def __init__(self, config: TransformerXLConfig):
+    def __init__(self, config: TransformerXLConfig, backend: str = "auto"):
         super().__init__()
         self.inner: nn.Linear = RowLinear(config.d_model, config.d_inner)
         self.outer: nn.Linear = RowLinear(config.d_inner, config.d_model)
-        self.add_end(config)
+        self.add_end(config, backend)
 
     def forward(self, x: Vectors) -> Vectors:
-        twin, p = twin_of(x), dropped_share(self.dropout)
-        draw = Draw() if twin is None else twin.draw.another()
-        inner = self.inner(self.norm(x) if self.pre_lnorm else x)
-        inner = F.relu(self.dropout(inner), inplace=True) if p is None else dropout_relu(inner, p, *draw)
-        return self.end(x, inner, self.outer, None if twin is None else draw.another())
+        inner, fused = self.inner(self.norm(x) if self.pre_lnorm else x), self.fused(x)
+        if type(self.dropout) is Dropout and not has_hooks(self.dropout):
+            inner = self.dropout.relu(inner, None if fused is None else fused.seed)
+        else:
+            inner = F.relu(self.dropout(inner), inplace=True)
+        return self.end(x, inner, self.outer, fused)

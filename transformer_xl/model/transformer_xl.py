@@ -29,7 +29,7 @@ from .attention import Positions, Projected, RelativeMultiheadAttention, project
 from .inference import KVCache, check_state
 from .memory import Memory, first_keys
 from .modules import First, Ids, Layers, RowLinear, Valid, Vectors, check_vectors
-from .sublayer import FeedForward
+from .sublayer import FeedForward, Sublayer
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
 
@@ -45,7 +45,7 @@ class DecoderLayer(nn.Module):
     ):
         super().__init__()
         self.attention: RelativeMultiheadAttention = attention_class(config, backend)
-        self.feed_forward: FeedForward = FeedForward(config)
+        self.feed_forward: FeedForward = FeedForward(config, backend)
 
     def forward(
         self,
@@ -179,8 +179,7 @@ class TransformerXLBackbone(nn.Module):
         encodings = encodings.to(product_dtype(encodings))  # once, not in each layer
         if self.config.share_position_projection:
             return (layer.attention.positions(encodings) for layer in self.layers)
-        biases = (bias.expand(len(self.layers), -1, -1) for bias in (self.content_bias, self.position_bias))
-        biases = [bias.to(encodings.dtype) for bias in biases]
+        biases = [bias.expand(len(self.layers), -1, -1) for bias in (self.content_bias, self.position_bias)]
         attentions = [layer.attention for layer in self.layers]
         layers = zip(attentions, *biases, project_together(attentions, encodings), strict=True)
         return (attention.positions(encodings, u, v, *r) for attention, u, v, r in layers)
@@ -375,6 +374,6 @@ class TransformerXL(nn.Module):
                     if p.dtype == torch.float32 and not (owner is copied.softmax and name.endswith("bias")):
                         setattr(owner, name, nn.Parameter(p.detach().to(half), requires_grad=False))
         for module in copied.modules():
-            if isinstance(module, RelativeMultiheadAttention):
+            if isinstance(module, Sublayer):
                 module.backend = "auto"
         return copied.eval()

@@ -89,7 +89,9 @@ def relative_attention(
     factor: float = q.shape[-1] ** -0.5 if scale is None else scale
     ahead = later if look_ahead is None else min(look_ahead, later)
     r = r[:, : r.shape[1] - (later - ahead)]
-    r, content_bias, position_bias = (x.to(q.dtype) for x in (r, content_bias, position_bias))
+    r = r.to(q.dtype)
+    if name != "triton":  # which reads biases of any dtype
+        content_bias, position_bias = content_bias.to(q.dtype), position_bias.to(q.dtype)
     mask = Mask.of(k.shape[2] - q.shape[2], attn_len, valid, ahead=ahead, end=end, first=first)
     return BACKENDS[name](Call(q, k, v, r, content_bias, position_bias, mask, dropout_p, factor))
 

@@ -18,7 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Call(NamedTuple):
-    """What `relative_attention` was called with: shapes are checked, and r and the biases have the dtype of q."""
+    """What `relative_attention` was called with: shapes are checked, and r has the dtype of q, but for `triton` the
+    biases may have another one."""
 
     q: Float[Tensor, "B H T K"]
     k: Float[Tensor, "B H S K"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from math import floor, log2, prod
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
 
 
 def dropout_relu(
-    x: Float[Tensor, "*shape"], p: float, seed: Int[Tensor, " 1"] | None = None, number: int = 0
+    x: Float[Tensor, "*shape"], p: float, seed: Int[Tensor, " 1"] | None = None
 ) -> Float[Tensor, "*shape"]:
     """`F.relu(dropout(x, p))`; without dropout it overwrites `x`. With a `seed` one Triton kernel computes both.
 
@@ -40,30 +40,27 @@ def dropout_relu(
     """
     if p == 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return F.relu(dropout(x, p), inplace=True)
-    return _DropoutReLU.apply(x, p, seed, number)
+    return _DropoutReLU.apply(x, p, seed)
 
 
 class _DropoutReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, p, seed, number):
-        ctx.scale = 1 / (1 - p)
+    def forward(ctx, x, p, seed):
         if seed is None:
             out = F.relu(dropout(x, p), inplace=True)
-            if x.is_cpu:  # there the mask's numbers have the dtype of x
-                unit = torch.finfo(x.dtype).eps * 2.0 ** floor(log2(ctx.scale))
-                ctx.scale = round(ctx.scale / unit) * unit
         else:
-            out = import_module(".fused_sublayer", __package__).dropped_relu(x, p, seed, number)  # needs triton
+            out = import_module(".fused_sublayer", __package__).dropped_relu(x, p, seed)  # needs triton
         ctx.save_for_backward(out)
+        ctx.p = p
         return out
 
     @staticmethod
     def backward(ctx, d_out):
         (out,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a gradient of gradients
-            return d_out * (out > 0) * ctx.scale, None, None, None
-        # The derivative of an ELU whose negative part is 0, times a scale, is one kernel.
-        return torch.ops.aten.elu_backward(d_out, 0.0, ctx.scale, 1.0, True, out), None, None, None
+        if d_out.is_cuda and not torch.is_grad_enabled():  # one kernel: an ELU whose negative part is 0, times a scale
+            return torch.ops.aten.elu_backward(d_out, 0.0, 1 / (1 - ctx.p), 1.0, True, out), None, None
+        scale = torch.ones((), dtype=out.dtype, device=out.device).div_(1 - ctx.p)  # as in `_MaskProduct`
+        return torch.ops.aten.threshold_backward(d_out, out, 0) * scale, None, None
 
 
 class _MaskProduct(torch.autograd.Function):
@@ -124,6 +121,12 @@ class Dropout(nn.Module):
         if self.locked:
             return x * dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), self.p)
         return dropout(x, self.p)
+
+    def relu(self, x: Float[Tensor, "*shape"], seed: Int[Tensor, " 1"] | None = None) -> Float[Tensor, "*shape"]:
+        """The ReLU of a call, as `dropout_relu`."""
+        if self.training and self.p and self.locked:
+            return F.relu(self(x), inplace=True)
+        return dropout_relu(x, self.p if self.training else 0.0, seed)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, locked={self.locked}"

@@ -23,6 +23,8 @@ TILE = 4096
 """Numbers of a tensor that a program of training holds at once: whole rows, at least one."""
 TILES = 4
 """Tiles of a program of backward. Their gradients of the norm's weights are added in it."""
+_RELU, _NORM = 2, 3
+"""Which random numbers of a seed each kernel draws."""
 
 # Triton would make a number of 1 a constant without a dtype.
 _jit = triton.jit(do_not_specialize=["rows", "number", "threshold"])
@@ -52,7 +54,8 @@ def add_norm(
         tl.store(total + at, added, mask=inside)
     if normed is not None:
         tl.store(normed + at, norm, mask=inside)
-    tl.store(rounded + at, norm, mask=inside)
+    if rounded is not None:
+        tl.store(rounded + at, norm, mask=inside)
 
 
 @_jit
@@ -133,12 +136,12 @@ def new_seed(device: torch.device) -> Int[Tensor, " 1"]:
     return torch.randint(2**31 - 1, (1,), dtype=torch.int32, device=device)
 
 
-def dropped_relu(x: Float[Tensor, "*B D"], p: float, seed: Int[Tensor, " 1"], number: int) -> Float[Tensor, "*B D"]:
-    """dropout(ReLU(x), p), without gradients; `seed` and `number` determine the mask."""
+def dropped_relu(x: Float[Tensor, "*B D"], p: float, seed: Int[Tensor, " 1"]) -> Float[Tensor, "*B D"]:
+    """dropout(ReLU(x), p), without gradients. `seed` determines the mask; that of `dropout_norm` is another one."""
     x = x.contiguous()
     out, (rows, sizes) = torch.empty_like(x), _sizes(x)
     programs = -(-rows // sizes["ROWS"])
-    _launch(drop_relu, programs, x, x, out, rows, seed, number, int(p * 2**31), 1 / (1 - p), **sizes)
+    _launch(drop_relu, programs, x, x, out, rows, seed, _RELU, int(p * 2**31), 1 / (1 - p), **sizes)
     return out
 
 
@@ -149,23 +152,25 @@ def dropout_norm(
     bias: Float[Tensor, " D"] | None = None,
     p: float = 0.0,
     seed: Int[Tensor, " 1"] | None = None,
-    number: int = 0,
-) -> tuple[Float[Tensor, "*B D"], Float[Tensor, "*B D"]]:
-    """norm(x + dropout(y + bias, p)), in fp32 and in the dtype of y; first derivatives only.
+    *,
+    rounds: bool = True,
+) -> tuple[Float[Tensor, "*B D"], Float[Tensor, "*B D"] | None]:
+    """norm(x + dropout(y + bias, p)) in fp32, and if it `rounds` in the dtype of y; first derivatives only.
 
-    `seed` and `number` determine the mask. Weights are fp32.
+    `seed` determines the mask. Weights are fp32.
     """
-    return _DropoutNorm.apply(x, y, bias, norm.weight, norm.bias, norm.eps, p, seed, number)
+    return _DropoutNorm.apply(x, y, bias, norm.weight, norm.bias, norm.eps, p, seed, rounds)
 
 
 class _DropoutNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, y, y_bias, weight, bias, epsilon, p, seed, number):
+    def forward(ctx, x, y, y_bias, weight, bias, epsilon, p, seed, rounds):
         ctx.set_materialize_grads(False)
         x, y = x.contiguous(), y.contiguous()
         total = torch.empty_like(x, dtype=torch.float32)
-        normed, rounded, (rows, sizes) = torch.empty_like(total), torch.empty_like(y), _sizes(x)
-        ctx.numbers = rows, epsilon, seed if p else None, number, int(p * 2**31), 1 / (1 - p)
+        normed, rounded = torch.empty_like(total), torch.empty_like(y) if rounds else None
+        rows, sizes = _sizes(x)
+        ctx.numbers = rows, epsilon, seed if p else None, _NORM, int(p * 2**31), 1 / (1 - p)
         tensors = x, y, y_bias, weight, bias, total, normed, rounded
         _launch(add_norm, -(-rows // sizes["ROWS"]), x, *tensors, *ctx.numbers, RELU=False, **sizes)
         ctx.save_for_backward(total, weight)
@@ -219,7 +224,7 @@ def assert_sublayer(dtype: torch.dtype, device: str = "cpu") -> None:
     for share in (0.0, p):
         found = []
         for _ in range(2):
-            outputs = dropout_norm(*x, norm, bias, share, seed, 3)
+            outputs: Any = dropout_norm(*x, norm, bias, share, seed)
             found.append([*outputs, *torch.autograd.grad(outputs, leaves, given)])
         for each, again in zip(*found, strict=True):
             assert torch.equal(each, again), "a sublayer's kernels do not repeat bit by bit"
@@ -232,11 +237,11 @@ def assert_sublayer(dtype: torch.dtype, device: str = "cpu") -> None:
             rtol = unit if each.dtype == dtype else 1e-5
             torch.testing.assert_close(each.double(), exact, rtol=rtol, atol=1e-4)
         _assert_share(kept, 1 - share)
-    kept = dropped_relu(torch.ones(rows, D, dtype=dtype, device=device), p, seed, 4)
+    kept = dropped_relu(torch.ones(rows, D, dtype=dtype, device=device), p, seed)
     torch.testing.assert_close(kept.double(), (kept > 0).double() / (1 - p), rtol=unit, atol=0)
     _assert_share((kept > 0).double(), 1 - p)
     values = draw(rows, D, kind=dtype)
-    assert torch.equal(dropped_relu(values, p, seed, 4) > 0, (kept > 0) & (values > 0)), "another mask, or no ReLU"
+    assert torch.equal(dropped_relu(values, p, seed) > 0, (kept > 0) & (values > 0)), "another mask, or no ReLU"
     for choice in (False, True):
         total = x[0].double() + (x[1].double().relu() if choice else x[1].double())
         truth = F.layer_norm(total, (D,), norm.weight.double(), norm.bias.double(), norm.eps)

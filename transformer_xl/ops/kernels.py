@@ -46,8 +46,8 @@ def forward(
     head, b, h, first, low, high = block_of_queries(lows, highs, begin, H, T, S, window, ahead, BOTH, BLOCK)
     q, k, v, r = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
     q_rows = load(q, first, 0, T, q_t, BLOCK, K, BLOCK_K)
-    content_q = q_rows + load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
-    position_q = q_rows + load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
+    content_q = (q_rows + load(content_bias, h, 0, H, K, 1, K, BLOCK_K)).to(q_rows.dtype)
+    position_q = (q_rows + load(position_bias, h, 0, H, K, 1, K, BLOCK_K)).to(q_rows.dtype)
     # The strip begins at the row of r of the last query and the first key: T - 1 - (first + BLOCK - 1) + low.
     r_rows = load(r, T - BLOCK - first + low, 0, S + ahead, r_s, BLOCK, K, BLOCK_K)
     near = product(position_q, r_rows, PRECISION)
@@ -237,7 +237,8 @@ def backward_distances(
         high = tl.where(first + BLOCK <= S - window, low, tl.minimum(newest + T - 1 - first, T) if BOTH else T)
         for query in range(low, high, BLOCK):
             i = query + row
-            position_q = load(q + b * q_b + h * q_h, query, low, high, q_t, BLOCK, K, BLOCK_K) + bias_row
+            q_rows = load(q + b * q_b + h * q_h, query, low, high, q_t, BLOCK, K, BLOCK_K)
+            position_q = (q_rows + bias_row).to(q_rows.dtype)
             j = first + column - (T - 1) + i
             begin_keys, end_keys = seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH)
             d_score = stored_gradients(scores, i, j, begin_keys, end_keys, T, width)

@@ -212,10 +212,9 @@ def _gradients(ctx, d_out: Tensor | None, d_lse: None) -> tuple[Tensor | None, .
     if d_out is None:
         return (None,) * 12
     saved = ctx.saved_tensors  # a checkpoint gives them once
-    dtype = saved[2].dtype
     d_q, d_k, d_v, d_r, d_biases = _attend_backward(d_out, *saved, *ctx.numbers)
     d_q, d_k, d_v = (x.transpose(1, 2) for x in (d_q, d_k, d_v))
-    return d_q, d_k, d_v, d_r.transpose(0, 1).to(dtype), *d_biases.to(dtype).unbind(1), *(None,) * 6
+    return d_q, d_k, d_v, d_r.transpose(0, 1).to(saved[2].dtype), *d_biases.to(saved[6].dtype).unbind(1), *(None,) * 6
 
 
 _attend.register_fake(_empty_results)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..model.modules import Rounded, RowLinear, has_hooks, versions, weights_of
-from ..model.transformer_xl import TransformerXL
 from ..ops.call import product_dtype
 from .objective import Objective
 
@@ -28,7 +27,7 @@ def rounded_weights(objective: nn.Module) -> Iterator[None]:
     """
     alone = isinstance(objective, Objective)
     linears = [m for m in objective.modules() if alone and type(m) is RowLinear and _is_rounded(m)]
-    unseen = alone and type(objective.model).training_nll is TransformerXL.training_nll
+    unseen = alone and all(map(_is_ours, objective.modules()))
     weights = [weight for linear in linears for weight in weights_of(linear)]
     tails = [tail for linear in linears for tail in (linear.tail, 0)[: len(weights_of(linear))]]
     rounded = iter(_Rounded.apply(tails, *weights) if linears else ())
@@ -42,6 +41,12 @@ def rounded_weights(objective: nn.Module) -> Iterator[None]:
     finally:
         for linear in linears:
             linear.rounded = None
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether a module is of this package or PyTorch, and nobody gets what it computes."""
+    package = type(module).__module__.partition(".")[0]
+    return package in ("torch", __name__.partition(".")[0]) and not has_hooks(module)
 
 
 def _is_rounded(linear: RowLinear) -> bool:

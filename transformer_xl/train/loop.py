@@ -24,8 +24,8 @@ from ..evaluation.generate import Sampling, generate
 from ..evaluation.score import figure
 from ..evaluation.splits import score_split
 from ..mistake import Mistake
-from ..model.attention import RelativeMultiheadAttention
 from ..model.baselines import check_rebuilt
+from ..model.sublayer import Sublayer
 from ..model.transformer_xl import TransformerXL
 from ..run.checkpoint import LoadedModel, load_training, load_weights, save_checkpoint
 from ..run.folder import Run
@@ -157,9 +157,9 @@ def _use_settings(model: TransformerXL, config: TrainConfig, stack: ExitStack, *
         raise Mistake(f"train.recompute must be false for kind = {kind}, which cannot recompute layers. Leave it out.")
     if config.cuda_graph and recomputes:
         raise Mistake("train.cuda_graph must be false for a model that was built with recompute. Build it without.")
-    for attention in (each for each in model.modules() if isinstance(each, RelativeMultiheadAttention)):
-        stack.callback(setattr, attention, "backend", attention.backend)
-        attention.backend = config.backend if named or attention.backend == "auto" else attention.backend
+    for part in (each for each in model.modules() if isinstance(each, Sublayer)):
+        stack.callback(setattr, part, "backend", part.backend)
+        part.backend = config.backend if named or part.backend == "auto" else part.backend
     if config.recompute:
         stack.callback(setattr, backbone, "recompute", recomputes)
         backbone.recompute = True
