@@ -57,22 +57,31 @@ def test_dropout_with_a_relu_has_the_gradient_of_what_it_computes(dtype, p):
     assert torch.equal(dropout_relu(x.detach().clone(), 0), x.relu())
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook")  # encodings need no gradient
 def test_positions_of_all_layers_are_projected_together_only_if_backward_needs_them_all():
-    model, products = small_model(n_layer=3), []
-    encodings = [each.attention.position.weight for each in model.backbone.layers]
-    together = [own.r for own in model.backbone.positions(7, None, model.backbone.like)]
-    hooked = next(iter(model.backbone.layers)).attention.position
-    handle = hooked.register_forward_hook(lambda *_: products.append(1))
-    alone = [own.r for own in model.backbone.positions(7, None, model.backbone.like)]
-    assert products, "a hook was not called"
-    handle.remove()
+    model, calls = small_model(n_layer=3), []
+    weights = [each.attention.position.weight for each in model.backbone.layers]
+
+    def projected():
+        found = [own.r for own in model.backbone.positions(7, None, model.backbone.like)]
+        return found, len({r.untyped_storage().data_ptr() for r in found})
+
+    together, products = projected()
+    assert products == 1
     with torch.no_grad():
-        first = next(iter(model.backbone.positions(7, None, model.backbone.like))).r
-    assert first.is_contiguous() == alone[0].is_contiguous()
-    for own, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(own, other)
+        assert projected()[1] == 3
+    hooked = next(iter(model.backbone.layers)).attention.position
+    for hook in (hooked.register_forward_hook, hooked.register_full_backward_hook):
+        handle = hook(lambda *_: calls.append(1))
+        alone, products = projected()
+        assert products == 3
+        torch.testing.assert_close(together, alone)
+        alone[0].sum().backward()
+        handle.remove()
+    assert len(calls) == 2
+    model.zero_grad()
     together[1].sum().backward()
-    assert [weight.grad is not None and bool(weight.grad.any()) for weight in encodings] == [False, True, False]
+    assert [weight.grad is not None and bool(weight.grad.any()) for weight in weights] == [False, True, False]
 
 
 @given(p=st.sampled_from([0.25, 0.5]), seed=st.integers(0, 99))

@@ -172,7 +172,7 @@ def project_together(
     It need not be without gradients: nothing is kept for backward then, and each layer projects when its turn comes.
     """
     own = [each.position for each in attentions if type(each).positions is RelativeMultiheadAttention.positions]
-    plain = [each for each in own if isinstance(each, RowLinear) and each.is_plain()]
+    plain = [each for each in own if isinstance(each, RowLinear) and each.is_plain() and each.bias is None]
     if not torch.is_grad_enabled() or len(plain) < len(attentions):
         return [()] * len(attentions)
     weights = torch.stack([each.used(encodings)[0] for each in plain])

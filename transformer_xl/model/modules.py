@@ -71,8 +71,9 @@ def _as_int64(x: Tensor, fits: bool, rule: str) -> Tensor:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module does more than its `forward`."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether a call of the module does more than the `forward` of its class."""
+    forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
+    return bool(forward or backward or module._backward_pre_hooks or "forward" in vars(module))
 
 
 class Rounded(NamedTuple):
@@ -140,7 +141,7 @@ class RowLinear(nn.Linear):
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         if self.rounded is not None:
             weight, bias = self.used(x)
-            half = vars(x).get("rounded")  # of a fused sublayer
+            half = None if torch.compiler.is_compiling() else vars(x).get("rounded")  # of a fused sublayer
             return F.linear(x if half is None or half.dtype != weight.dtype else half, weight, bias)
         weight, rows = self.weight, x.numel() // self.in_features
         if not weight.is_cpu or weight.dtype != torch.bfloat16 or torch.compiler.is_compiling():

@@ -215,7 +215,7 @@ def assert_sublayer(dtype: torch.dtype, device: str = "cpu") -> None:
     def draw(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, kind)
 
-    rows, D, p = 61, 93, 0.3  # more rows than a program has, and not as many as two
+    rows, D, p = 161, 93, 0.3  # more rows than a program has, and not as many as two
     norm, seed = nn.LayerNorm(D, device=device), torch.tensor([5], dtype=torch.int32, device=device)
     with torch.no_grad():
         norm.weight.add_(draw(D))
