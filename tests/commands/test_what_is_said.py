@@ -120,21 +120,20 @@ def test_help_is_printed_on_a_terminal_that_reports_one_column(monkeypatch, caps
     assert "--dynamic" in shown_help("eval", capsys)
 
 
-@pytest.mark.parametrize("device", ["gpu", "tpu", "meta", "cuda:x", "cuda:-1", "CPU", "", "cpu:0"])
-def test_an_unsupported_device_is_refused_in_our_own_words(device):
-    with pytest.raises(ValueError, match=r"^device must be auto, cpu, mps, cuda or cuda:N, got '.*'\.$") as error:
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:x", "cuda:-1", "CPU", "", "cpu:0", "cuda:2", "cuda:999999999"])
+def test_a_device_that_is_not_here_is_refused_in_our_own_words(device, count, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    here = "auto, cpu, cuda, cuda:0 or cuda:1" if count else "auto or cpu"
+    with pytest.raises(ValueError) as error:
         resolve_device(device)
-    assert f"got {device!r}." in str(error.value)
+    assert str(error.value) == f"device must be {here}: torch finds no other here, got {device!r}."
 
 
-def test_a_missing_cuda_device_is_refused_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for device in ("cuda:2", "cuda:999999999"):
-        with pytest.raises(ValueError, match=r"^device must be auto, cpu, cuda, or cuda:N with N below 2, got '"):
-            resolve_device(device)
+def test_a_missing_cuda_device_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     for device in ("cuda", "cuda:0"):
-        with pytest.raises(ValueError, match=r"^device must be auto or cpu: torch finds no CUDA device here, got '"):
+        with pytest.raises(ValueError, match=r"^device must be auto or cpu: torch finds no other here, got 'cuda"):
             resolve_device(device)
 
 
@@ -292,7 +291,7 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
         ("generate run --prompt @", "There is no file ''. Give a text file"),
         (f"generate run --from-test 5 --at {'9' * 5000}", "--at must be a position, from 0, or random"),
         ("--help extra", "env, got 'extra'."),
-        ("report run --device foo", "device must be auto, cpu, mps, cuda or cuda:N, got 'foo'"),
+        ("report run --device foo", "torch finds no other here, got 'foo'"),
         ("train --resume --out run --train.max-steps 3", "train.max_steps must be at least 4, the step that run has"),
     ],
 )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from pathlib import Path
 
 import torch
 
-from ..mistake import Mistake
+from ..mistake import Mistake, join_words
 from .launcher import rank_and_size
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -22,19 +21,13 @@ CPUINFO = Path("/proc/cpuinfo")
 def resolve_device(device: str) -> torch.device:
     """The device of this name. "auto" is the first CUDA device, otherwise Apple's GPU, otherwise the CPU; one of
     several ranks takes no GPU of Apple."""
-    apple = torch.backends.mps.is_available()
+    apple, cuda = torch.backends.mps.is_available(), range(torch.cuda.device_count())
     if device == "auto":
         other = "mps" if apple and rank_and_size()[1] == 1 else "cpu"
         return torch.device("cuda" if torch.cuda.is_available() else other)
-    named, count = re.fullmatch(r"cpu|mps|cuda(?::(\d{1,9}))?", device, re.ASCII), torch.cuda.device_count()
-    if named is None:
-        raise Mistake(f"device must be auto, cpu, mps, cuda or cuda:N, got {device!r}.")
-    if device == "mps" and not apple:
-        raise Mistake(f"device must be auto, cpu or cuda: torch finds no GPU of Apple here, got {device!r}.")
-    if device.startswith("cuda") and not count:
-        raise Mistake(f"device must be auto or cpu: torch finds no CUDA device here, got {device!r}.")
-    if named[1] and int(named[1]) >= count:
-        raise Mistake(f"device must be auto, cpu, cuda, or cuda:N with N below {count}, got {device!r}.")
+    known = ["auto", "cpu", *["mps"] * apple, *["cuda"] * bool(cuda), *(f"cuda:{index}" for index in cuda)]
+    if device not in known:
+        raise Mistake(f"device must be {join_words(known, 'or')}: torch finds no other here, got {device!r}.")
     return torch.device(device)
 
 
