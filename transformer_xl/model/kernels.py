@@ -65,39 +65,23 @@ def includes_head(backbone: TransformerXLBackbone, head: object) -> bool:
     return len(head.sizes) == 1 and not head.projected and table.dtype == dtype and table.is_contiguous()
 
 
-class NativeStep:
-    """A call of the step in C++, and of a head that it does not include."""
+def native_step(
+    backbone: TransformerXLBackbone, positions: Sequence[Positions], head: Callable[[Tensor], Tensor] | None
+) -> Callable[..., Float[Tensor, "R O"]]:
+    """The step in C++ as a function of vectors x [R D], and of the rings, slots, counts and rows of a `VectorStep`.
 
-    def __init__(
-        self, backbone: TransformerXLBackbone, positions: Sequence[Positions], head: Callable[[Tensor], Tensor] | None
-    ):
-        from ..ops.native import kernels
+    It returns what the head computes from the backbone's output, or the output itself, and writes the keys and values
+    of x into the rings. Vector i follows row `rows[i]` of the rings; `rows` None: row i.
+    """
+    from ..ops.native import kernels
 
-        config, norm, softmax = backbone.config, backbone.final_norm, []
-        if isinstance(head, AdaptiveSoftmax) and includes_head(backbone, head):
-            softmax, head = [head.tables[0], head.bias], None
-        layers = [_weights(layer, own) for layer, own in zip(backbone.layers, positions, strict=True)]
-        final = [] if norm is None else [norm.weight, norm.bias]
-        self.head: Callable[[Tensor], Tensor] | None = head
-        self.read: Callable[..., Tensor] = kernels().make_step(
-            layers, final, softmax, config.pre_lnorm, config.relu_output, config.layer_norm_epsilon
-        )
-
-    def __call__(
-        self,
-        x: Float[Tensor, "R D"],
-        rings: list[Float[Tensor, "B 2 H W K"]],
-        slots: Int[Tensor, " B"],
-        counts: Int[Tensor, " B"],
-        rows: Int[Tensor, " R"] | None,
-    ) -> Float[Tensor, "R O"]:
-        """What the head computes from the backbone's output, or the output itself.
-
-        It writes the keys and values of the vectors x into the rings. Vector i follows row `rows[i]` of the rings;
-        `rows` None: row i.
-        """
-        out = self.read(x, rings, slots, counts, rows)
-        return out if self.head is None else self.head(out)
+    config, norm, softmax = backbone.config, backbone.final_norm, []
+    if isinstance(head, AdaptiveSoftmax) and includes_head(backbone, head):
+        softmax, head = [head.tables[0], head.bias], None
+    layers = [_weights(layer, own) for layer, own in zip(backbone.layers, positions, strict=True)]
+    final = [] if norm is None else [norm.weight, norm.bias]
+    read = kernels().make_step(layers, final, softmax, config.pre_lnorm, config.relu_output, config.layer_norm_epsilon)
+    return read if head is None else lambda *call: head(read(*call))
 
 
 class FusedStep:

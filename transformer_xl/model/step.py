@@ -28,7 +28,7 @@ from ..config.settings import Lengths
 from ..mistake import Mistake
 from .attention import Positions, RelativeMultiheadAttention
 from .inference import KVCache, check_state
-from .kernels import FusedStep, NativeStep, can_fuse, can_step
+from .kernels import FusedStep, can_fuse, can_step, native_step
 from .memory import Memory, reset_tokens
 from .modules import as_marks, check_vectors, has_hooks
 from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
@@ -77,7 +77,7 @@ class StepKernels(NamedTuple):
     It must not refer to the step, whose rings would then stay until Python looks for cycles.
     """
 
-    native: NativeStep | None = None
+    native: Callable[..., Tensor] | None = None
     fused: FusedStep | None = None
     """It owns tensors that a recording reads, so it must live as long."""
     recorded: Callable[[Tensor], Tensor] | None = None
@@ -212,7 +212,7 @@ class VectorStep:
 
     def _prepare(self, x: Tensor) -> StepKernels:
         if can_step(self.backbone, self.rings[0]):
-            return StepKernels(native=NativeStep(self.backbone, self.positions, self.head))
+            return StepKernels(native=native_step(self.backbone, self.positions, self.head))
         fused = recorded = None
         if can_fuse(self.backbone, self.rings[0]):
             fused = FusedStep(self.backbone, self.positions, self.rings, self.slots, self.counts)
