@@ -84,51 +84,37 @@ def native_step(
     return read if head is None else lambda *call: head(read(*call))
 
 
-class FusedStep:
-    """A call of the step in Triton."""
+def fused_step(
+    backbone: TransformerXLBackbone,
+    positions: Sequence[Sequence[Tensor]],
+    rings: list[Float[Tensor, "B 2 H W K"]],
+    slots: Int[Tensor, " B"],
+    counts: Int[Tensor, " B"],
+    x: Float[Tensor, "B 1 D"],
+) -> Float[Tensor, "B D"]:
+    """The step in Triton: the backbone's output, fp32. It writes into the rings, whose dtype `positions` have."""
+    from ..ops.fused_step import attend_next  # triton is not installed everywhere
+    from ..ops.fused_sublayer import add_and_norm
 
-    def __init__(
-        self,
-        backbone: TransformerXLBackbone,
-        positions: Sequence[Positions],
-        rings: list[Float[Tensor, "B 2 H W K"]],
-        slots: Int[Tensor, " B"],
-        counts: Int[Tensor, " B"],
-    ):
-        """It writes into the rings, and reads `slots` and `counts` anew in each call."""
-        self.backbone: TransformerXLBackbone = backbone
-        self.rings: list[Tensor] = rings
-        self.now: tuple[Tensor, Tensor] = slots, counts
-        self.positions: list[list[Tensor]] = [[each.to(rings[0].dtype).contiguous() for each in p] for p in positions]
-        self.pre: bool = backbone.config.pre_lnorm
-        norms = [norm for layer in backbone.layers for norm in (layer.attention.norm, layer.feed_forward.norm)]
-        self.first_norm: nn.LayerNorm | None = norms.pop(0) if self.pre else None
-        self.norms: list[nn.LayerNorm] = norms
-        """The norms of the sublayers' sums: with `pre_lnorm` that of the next one, so the last sum has none."""
-
-    def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B D"]:
-        """The output, fp32."""
-        from ..ops.fused_step import attend_next  # triton is not installed everywhere
-        from ..ops.fused_sublayer import add_and_norm
-
-        relu = self.backbone.config.relu_output
-        x = x[:, 0].float().contiguous()
-        rounded = (x if self.first_norm is None else self.first_norm(x)).to(self.rings[0].dtype)
-        norms = iter(self.norms)
-        for layer, kv, (r, u, v) in zip(self.backbone.layers, self.rings, self.positions, strict=True):
-            attention, ahead = layer.attention, layer.feed_forward
-            qkv = F.linear(rounded, attention.qkv.weight)
-            attended = attend_next(qkv, kv, *self.now, r, u, v, attention.qk_norm)
-            update = F.linear(attended, attention.output.weight)
-            x, rounded = add_and_norm(x, update, next(norms), relu=relu, pre=self.pre)
-            inner = torch.ops.aten._addmm_activation(ahead.inner.bias, rounded, ahead.inner.weight.T)  # with a ReLU
-            update = F.linear(inner, ahead.outer.weight, ahead.outer.bias)
-            norm = next(norms, None)
-            if norm is None:
-                x = layer.feed_forward.join(x, update)
-            else:
-                x, rounded = add_and_norm(x, update, norm, relu=relu, pre=self.pre)
-        return x if self.backbone.final_norm is None else self.backbone.final_norm(x)
+    pre, relu = backbone.config.pre_lnorm, backbone.config.relu_output
+    # The norms of the sublayers' sums: with `pre_lnorm` that of the next one, so the last sum has none.
+    norms = iter([norm for layer in backbone.layers for norm in (layer.attention.norm, layer.feed_forward.norm)])
+    x = x[:, 0].float().contiguous()
+    rounded = (next(norms)(x) if pre else x).to(rings[0].dtype)
+    for layer, kv, (r, u, v) in zip(backbone.layers, rings, positions, strict=True):
+        attention, ahead = layer.attention, layer.feed_forward
+        qkv = F.linear(rounded, attention.qkv.weight)
+        attended = attend_next(qkv, kv, slots, counts, r, u, v, attention.qk_norm)
+        update = F.linear(attended, attention.output.weight)
+        x, rounded = add_and_norm(x, update, next(norms), relu=relu, pre=pre)
+        inner = torch.ops.aten._addmm_activation(ahead.inner.bias, rounded, ahead.inner.weight.T)  # with a ReLU
+        update = F.linear(inner, ahead.outer.weight, ahead.outer.bias)
+        norm = next(norms, None)
+        if norm is None:
+            x = ahead.join(x, update)
+        else:
+            x, rounded = add_and_norm(x, update, norm, relu=relu, pre=pre)
+    return x if backbone.final_norm is None else backbone.final_norm(x)
 
 
 def _is_known(module: nn.Module, dtype: torch.dtype) -> bool:

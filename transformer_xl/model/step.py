@@ -28,7 +28,7 @@ from ..config.settings import Lengths
 from ..mistake import Mistake
 from .attention import Positions, RelativeMultiheadAttention
 from .inference import KVCache, check_state
-from .kernels import FusedStep, can_fuse, can_step, native_step
+from .kernels import can_fuse, can_step, fused_step, native_step
 from .memory import Memory, reset_tokens
 from .modules import as_marks, check_vectors, has_hooks
 from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
@@ -78,7 +78,7 @@ class StepKernels(NamedTuple):
     """
 
     native: Callable[..., Tensor] | None = None
-    fused: FusedStep | None = None
+    fused: Callable[[Tensor], Tensor] | None = None
     """It owns tensors that a recording reads, so it must live as long."""
     recorded: Callable[[Tensor], Tensor] | None = None
 
@@ -215,12 +215,13 @@ class VectorStep:
             return StepKernels(native=native_step(self.backbone, self.positions, self.head))
         fused = recorded = None
         if can_fuse(self.backbone, self.rings[0]):
-            fused = FusedStep(self.backbone, self.positions, self.rings, self.slots, self.counts)
+            own = [[each.to(self.rings[0].dtype).contiguous() for each in layer] for layer in self.positions]
+            fused = partial(fused_step, self.backbone, own, self.rings, self.slots, self.counts)
         if self.graph and x.is_cuda:
             recorded = _capture_graph(partial(self._next, fused), x.new_zeros(len(self.counts), *x.shape[1:]))
         return StepKernels(fused=fused, recorded=recorded)
 
-    def _next(self, fused: FusedStep | None, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
+    def _next(self, fused: Callable[[Tensor], Tensor] | None, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
         with _uncached(x.device.type):
             out = (fused or self._read)(x)
             return out if self.head is None else self.head(out)
