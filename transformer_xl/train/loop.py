@@ -177,11 +177,6 @@ def _trainer(
     torch.manual_seed(config.seed + ranks.rank)
     if last is not None:
         trainer.restore(load_training(last))
-    steps = [int(step) for step in ranks.gather(torch.tensor(trainer.step))]
-    if len(set(steps)) > 1:
-        raise Mistake(
-            f"All ranks must continue from one step, got {', '.join(map(str, steps))}. Let all machines see one folder."
-        )
     return trainer
 
 
