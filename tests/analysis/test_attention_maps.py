@@ -23,7 +23,6 @@ from transformer_xl.analysis.attention import (
     average_attention,
     position_attention,
     seen_by_distance,
-    targets_attention,
     terms_by_distance,
     watch_attention,
 )
@@ -248,7 +247,7 @@ def test_what_only_late_layers_or_matches_reach_is_read_before_a_token():
 def test_context_that_is_read_again_is_seen():
     model, ids, call = small_model(), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=0)
     seen = position_attention(model, ids, 30, call, context_len=19)  # more than the layers reach in segments
-    assert seen.ids.tolist() == ids[11:31].tolist()
+    assert seen.ids.tolist() == ids[11:31].tolist() and not seen.to_memory.size
     _, found, _ = attended(model, torch.from_numpy(ids[None, 11:31]), None, call)
     for layer, (maps, _) in enumerate(found):
         np.testing.assert_allclose(seen.probability[layer], maps.probability[0, 0, :, -1].flip(-1), atol=1e-12)
@@ -272,15 +271,16 @@ def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, star
     np.testing.assert_allclose(seen.probability.sum(-1), 1)
     for layer, (maps, _) in enumerate(found):
         np.testing.assert_allclose(seen.probability[layer], maps.probability[0, 0, :, 0].flip(-1))
-    several = targets_attention(model, ids[: position + 3], position, call, start=start)
+    several = position_attention(model, ids, position, call, count=3, start=start)
     assert several.targets.tolist() == ids[position : position + 3].tolist()
-    assert several.context.tolist() == ids[position + 1 - count : position].tolist()
+    assert several.ids.tolist() == seen.ids.tolist()
+    np.testing.assert_allclose(several.probability, seen.probability, atol=1e-12)
     _, found, _ = attended(model, torch.from_numpy(ids[None, position : position + 3]), memory, call)
     for layer, (maps, _) in enumerate(found):
         for query, back in product(range(3), range(count - 1)):
             distance, row = query + 1 + back, maps.probability[0, 0, :, query]
             wanted = row[:, distance] if distance < row.shape[-1] else torch.zeros(2)  # beyond attn_len
-            np.testing.assert_allclose(several.probability[layer, :, query, count - 2 - back], wanted, atol=1e-12)
+            np.testing.assert_allclose(several.to_memory[layer, :, query, count - 2 - back], wanted, atol=1e-12)
 
 
 WORDS = "the cat sat on the mat and cost $ 5 in 日本 for the dog ate the cat\n" * 20
@@ -307,7 +307,7 @@ def looked(home: Path, out: Path | None, **options: Any) -> dict[str, Any]:
 def test_the_command_writes_pictures_arrays_and_their_names(home: Path, tmp_path: Path, capsys):
     facts = looked(home, tmp_path, heads=("2.1", "3.2"), positions=(9, 40), max_tokens=150, json=True)
     told = json.loads(capsys.readouterr().out)
-    names = ["average", "terms", "position-9", "position-40", "targets-9", "targets-40"]
+    names = ["average", "terms", "position-9", "targets-9", "position-40", "targets-40"]
     assert told.pop("files") == [str(tmp_path / f"{name}.{form}") for name in names for form in ("png", "svg")]
     assert told == facts == json.loads((tmp_path / "attention.json").read_text())
     for name in names:

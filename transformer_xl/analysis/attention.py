@@ -215,30 +215,24 @@ def average_attention(
 
 
 class PositionAttention(NamedTuple):
-    """The attention of one token. It is the first of its segment, so all its context is memory."""
+    """The attention of one token, the first of its segment, so all its context is memory; and that of the tokens after
+    it to the same memory."""
 
     position: int
     """The query's position in the text."""
     ids: Int[np.ndarray, " S"]
     """The tokens that it sees, oldest first; the last is the query itself."""
     probability: Float[np.ndarray, "N H S"]
+    targets: Int[np.ndarray, " T"]
+    """The tokens of the segment; the first is the query."""
+    to_memory: Float[np.ndarray, "N H T M"]
+    """The attention of each of `targets` to the memory: to all of `ids` but the last. Without a memory M is 0."""
 
     def top(self) -> Bool[np.ndarray, "N H S"]:
         """Mark the share `TOP` of the memory positions, the ones with the most attention, and never the query."""
         marked = np.zeros(self.probability.shape, bool)
         marked[..., :-1] = most_attended(self.probability[..., :-1])
         return marked
-
-
-class TargetsAttention(NamedTuple):
-    """The attention of a segment's first tokens to the memory."""
-
-    position: int
-    """The position of the first of them in the text."""
-    targets: Int[np.ndarray, " T"]
-    context: Int[np.ndarray, " M"]
-    """The tokens of the memory, oldest first."""
-    probability: Float[np.ndarray, "N H T M"]
 
 
 def most_attended(memory: Float[np.ndarray, "*rows S"]) -> Bool[np.ndarray, "*rows S"]:
@@ -254,41 +248,27 @@ def position_attention(
     position: int,
     lengths: Lengths,
     *,
+    count: int = 1,
     context_len: int = 0,
     precision: str = "fp32",
     start: int = 0,
 ) -> PositionAttention:
     """Attention of `ids[position]` in all layers and heads, as if all tokens since `start` were read before it; without
-    a memory, the `context_len` tokens before it are.
+    a memory, the `context_len` tokens before it are. It begins a segment of `count` tokens.
 
     Zeros before a text (`zero_memory`) are not tokens and are left out.
     """
-    [probability] = _attention_after(model, ids[: position + 1], position, lengths, precision, start, context_len)
-    probability = probability[..., ::-1]
-    columns = min(probability.shape[-1], position + 1 - start)
-    return PositionAttention(
-        position, ids[position + 1 - columns : position + 1].astype(np.int64), probability[..., -columns:]
-    )
-
-
-def targets_attention(
-    model: TransformerXL,
-    ids: Integer[np.ndarray, " L"],
-    position: int,
-    lengths: Lengths,
-    *,
-    precision: str = "fp32",
-    start: int = 0,
-) -> TargetsAttention:
-    """Attention to the memory of all `ids` from `position` on, which are one segment, after those since `start`."""
-    count = min(lengths.mem_len, position - start)
-    rows = _attention_after(model, ids, position, lengths, precision, start)
-    memory = np.zeros((*rows[0].shape[:-1], len(rows), count))
+    text = ids[: position + count].astype(np.int64)
+    rows = _attention_after(model, text, position, lengths, precision, start, context_len)
+    reach = lengths.mem_len + context_len + 1
+    columns = min(reach, lengths.attn_len or reach, position + 1 - start)
+    memory = columns - 1 if lengths.mem_len else 0
+    to_memory = np.zeros((*rows[0].shape[:-1], len(rows), memory))
     for query, probability in enumerate(rows):  # the newest token of the memory is query + 1 before this one
-        known = probability[..., query + 1 : query + 1 + count]
-        memory[..., query, count - known.shape[-1] :] = known[..., ::-1]
-    context = ids[position - count : position]
-    return TargetsAttention(position, ids[position:].astype(np.int64), context.astype(np.int64), memory)
+        known = probability[..., query + 1 : query + 1 + memory]
+        to_memory[..., query, memory - known.shape[-1] :] = known[..., ::-1]
+    seen = text[position + 1 - columns : position + 1]
+    return PositionAttention(position, seen, rows[0][..., columns - 1 :: -1], text[position:], to_memory)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..data.vocab import Vocab
 from ..run.checkpoint import LoadedModel
-from .attention import KINDS, TERMS, TOP, AverageAttention, Head, PositionAttention, TargetsAttention, most_attended
+from .attention import KINDS, TERMS, TOP, AverageAttention, Head, PositionAttention, most_attended
 from .figures import HeadAttention, draw_by_distance, draw_passage, draw_targets
 
 PANELS = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
@@ -63,7 +63,6 @@ def draw_heads(
     average: AverageAttention,
     chosen: Sequence[Head],
     looks: Sequence[PositionAttention],
-    targets: Sequence[TargetsAttention],
     loaded: LoadedModel,
     text: str,
 ) -> list[Path]:
@@ -87,11 +86,10 @@ def draw_heads(
             heads[f"layer {n + 1}, head {h + 1}: {share}"] = probability, marked
         stem, title = folder / f"position-{look.position}", f"{text}, from token {look.position:,}"
         paths += draw_passage(stem, tokens, heads, title)
-    for each in targets:
-        rows = _visible(loaded.vocab, each.targets)
-        columns = _visible(loaded.vocab, each.context)
-        panels = {f"layer {n + 1}, head {h + 1}": each.probability[n, h] for n, h in chosen}
-        marked = [most_attended(panel) for panel in panels.values()]
-        title = f"{text}, from token {each.position:,}: attention to the memory, each row's top {TOP:.0%} marked"
-        paths += draw_targets(folder / f"targets-{each.position}", rows, columns, panels, marked, title)
+        if look.to_memory.size:
+            rows, columns = _visible(loaded.vocab, look.targets), _visible(loaded.vocab, look.ids[:-1])
+            panels = {f"layer {n + 1}, head {h + 1}": look.to_memory[n, h] for n, h in chosen}
+            dots = [most_attended(panel) for panel in panels.values()]
+            title = f"{text}, from token {look.position:,}: attention to the memory, each row's top {TOP:.0%} marked"
+            paths += draw_targets(folder / f"targets-{look.position}", rows, columns, panels, dots, title)
     return paths

@@ -80,22 +80,21 @@ class Attention:
         segments = report_progress(loader, "averaging")
         average = attention.average_attention(loaded.model, segments, lengths, context_len=again, precision=precision)
         trained.refuse_diverged(average.sums, average.entropy)
-        looks, targets = [], []
+        looks = []
         for position in positions:
             start = int(documents[documents <= position].max())  # the document of the position: from here
             end = min([len(ids), *documents[documents > position].tolist()])  # to here
-            looks.append(
-                attention.position_attention(
-                    loaded.model, ids, position, lengths, context_len=again, precision=precision, start=start
-                )
+            look = attention.position_attention(
+                loaded.model,
+                ids,
+                position,
+                lengths,
+                count=min(TARGETS, end - position) if lengths.mem_len else 1,
+                context_len=again,
+                precision=precision,
+                start=start,
             )
-            if lengths.mem_len and position > start:
-                segment = ids[: min(position + TARGETS, end)]
-                targets.append(
-                    attention.targets_attention(
-                        loaded.model, segment, position, lengths, precision=precision, start=start
-                    )
-                )
+            looks.append(look)
         chosen = named or average.widest(NOTABLE)
         facts: dict[str, object] = {"run": str(trained.path), **split.about, "queries": average.queries}
         facts |= {"precision": precision, "lengths": asdict(lengths), **heads.head_facts(average)}
@@ -105,7 +104,7 @@ class Attention:
         arrays |= {f"position_{look.position}": look.probability for look in looks}
         save_arrays(folder / "attention", facts, arrays)
         title = f"{split.corpus}, {split.name}"
-        paths = if_possible(lambda: heads.draw_heads(folder, average, chosen, looks, targets, loaded, title))
+        paths = if_possible(lambda: heads.draw_heads(folder, average, chosen, looks, loaded, title))
         if self.json:
             print(json.dumps(facts | {"files": [str(path) for path in paths]}))
         else:
