@@ -14,6 +14,7 @@ from transformer_xl.mistake import Mistake
 from . import bound
 from .gate import check_op, check_same
 from .options import Options, finish, header, job, show, write_text
+from .ours import write_weights
 from .race import Contender, Pool, Prepared, Timing, race
 
 PAPER = {
@@ -23,7 +24,6 @@ PAPER = {
 }
 """Batch, tgt_len and mem_len of each case."""
 TOY = {"train": [(2, 16, 16)], "eval": [(1, 8, 32)], "decode": [(1, 1, 32), (3, 1, 16)]}
-WEIGHTS = Contender("weights", "fp32", "benchmarks.ours", "Weights")
 _COLUMNS = {
     "contender": "",
     "precision": "precision",
@@ -81,7 +81,7 @@ def prepare_models(
                 f"reports: {refused[first.key]}."
             )
         return ready | pool.prepare({contender: jobs[contender] for contender in others}, refused)
-    pool.prepare_in(first, WEIGHTS, jobs[first])
+    write_weights(jobs[first])
     return pool.prepare(jobs, refused)
 
 

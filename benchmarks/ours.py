@@ -24,7 +24,7 @@ from transformer_xl.train.step import train_step
 
 
 def read_weights(job: dict[str, Any]) -> dict[str, Tensor]:
-    """The state of `TransformerXL` that `Weights` or transformers wrote."""
+    """The state of `TransformerXL` that `write_weights` or transformers wrote."""
     folder = Path(job["weights"])
     if (folder / "config.json").exists():
         return dict(read_model(folder, "huggingface").model.state_dict())
@@ -36,14 +36,12 @@ def model_config(job: dict[str, Any]) -> TransformerXLConfig:
     return TransformerXLConfig(**job["model"] | lists)
 
 
-class Weights:
-    """Draws the weights of all contenders, if Hugging Face's model does not, into the folder of the job. Not timed."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        torch.manual_seed(0)
-        state, folder = TransformerXL(model_config(job)).state_dict(), Path(job["weights"])
-        folder.mkdir()
-        save_file({name: x.clone() for name, x in state.items()}, folder / "ours.safetensors")
+def write_weights(job: dict[str, Any]) -> None:
+    """Draw the weights of all contenders into the folder of the job, if Hugging Face's model does not."""
+    torch.manual_seed(0)
+    state, folder = TransformerXL(model_config(job)).state_dict(), Path(job["weights"])
+    folder.mkdir()
+    save_file({name: x.clone() for name, x in state.items()}, folder / "ours.safetensors")
 
 
 class Ours:

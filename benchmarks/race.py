@@ -154,12 +154,6 @@ class Pool:
                 ready[contender.key] = Prepared(process, contender.key)
         return ready
 
-    def prepare_in(self, owner: Contender, contender: Contender, job: dict[str, Any]) -> dict[str, Prepared]:
-        """Prepare one more contender in the process of `owner`."""
-        process = self._process(owner)
-        process.ask("prepare", **contender.request(job))
-        return {contender.key: Prepared(process, contender.key)}
-
     def prepare_rate(self, key: str, name: str, job: dict[str, Any]) -> dict[str, Prepared]:
         """Prepare a class of `benchmarks.rates`, which measures this machine; all share one process."""
         rates = Contender("rates", "", "benchmarks.rates", name)
