@@ -32,7 +32,7 @@ from transformer_xl.model import step, sublayer  # noqa: E402
 from transformer_xl.model.transformer_xl import TransformerXL  # noqa: E402
 from transformer_xl.ops import relative_attention  # noqa: E402
 from transformer_xl.ops import triton as fused  # noqa: E402
-from transformer_xl.ops.choice import triton_refusal  # noqa: E402
+from transformer_xl.ops.choice import doubt, triton_refusal  # noqa: E402
 from transformer_xl.ops.fused_step import assert_step  # noqa: E402
 from transformer_xl.ops.fused_sublayer import assert_sublayer  # noqa: E402
 from transformer_xl.ops.testing import (  # noqa: E402
@@ -354,6 +354,49 @@ def test_a_model_trains_with_them(recompute: bool, changes: dict[str, Any], monk
         for each in (usual, fused)
     ]
     assert 0 < errors[1] <= 2 * errors[0]
+
+
+@runs
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pre_lnorm": True},
+        {"gate": "gru"},
+        {"pre_lnorm": True, "relu_output": True},
+        {"dropout": 0.1, "locked_dropout": True},
+        {"d_head": 130},
+    ],
+    ids=lambda changes: next(iter(changes), "plain"),
+)
+def test_where_the_kernels_of_a_sublayer_serve(changes: dict[str, Any]) -> None:
+    first, *_ = fused_model("triton", **changes).backbone.layers
+    x = torch.zeros(1, 2, len(first.feed_forward.norm.weight), device=DEVICE)
+
+    def serves(dtype: torch.dtype = torch.bfloat16, **options: bool) -> bool:
+        with torch.autocast(DEVICE, dtype, **options):
+            found = {part.fused(x) is not None for part in (first.attention, first.feed_forward)}
+        assert len(found) == 1
+        return found.pop()
+
+    assert serves() == serves(torch.float16) == (not changes)
+    assert not serves(enabled=False)
+    if not changes:
+        inside = []
+        torch.func.vmap(lambda row: inside.append(serves()) or row)(x)
+        assert inside == [False] and serves()
+        for name in ("norm", "dropout"):
+            for part in (first.attention, first.feed_forward):
+                getattr(part, name).register_full_backward_hook(lambda *_: None)
+            assert not serves(), name
+            for part in (first.attention, first.feed_forward):
+                getattr(part, name)._backward_hooks.clear()
+        for part in (first.attention, first.feed_forward):
+            part.norm.bfloat16()
+        assert not serves()
+        for part in (first.attention, first.feed_forward):
+            part.norm, part.backend = torch.nn.LayerNorm(len(part.norm.weight), device=DEVICE), "auto"
+        assert serves() == (DEVICE == "cuda" and doubt(torch.device(DEVICE)) is None)
 
 
 @runs

@@ -72,7 +72,6 @@ class RelativeMultiheadAttention(Sublayer):
         super().__init__()
         width = config.n_head * config.d_head
         self.n_head: int = config.n_head
-        self.d_head: int = config.d_head
         self.dropatt: float = config.dropatt
         self.qkv: RowLinear = RowLinear(config.d_model, 3 * width, bias=False)
         self.qkv.tail = width  # keys and values of memory

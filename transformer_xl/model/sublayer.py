@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
@@ -39,12 +40,13 @@ class Sublayer(nn.Module):
     def add_end(self, config: TransformerXLConfig, backend: str) -> None:
         """The modules of the end. A subclass calls this after it made its own, because the order of weights counts."""
         self.backend: str = check_backend(backend)
+        self.d_head: int = config.d_head
         self.pre_lnorm: bool = config.pre_lnorm
         self.norm: nn.LayerNorm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.dropout: Dropout = Dropout(config.dropout, locked=config.locked_dropout)
         self.join: Callable[[Tensor, Tensor], Tensor] = build_join(config)
 
-    def end(self, x: Vectors, inner: Vectors, product: nn.Linear, fused: Fused | None) -> Vectors:
+    def end(self, x: Vectors, inner: Float[Tensor, "B T W"], product: nn.Linear, fused: Fused | None) -> Vectors:
         """The sublayer's output for its input `x` and what its last `product` reads."""
         if fused is None:
             x = self.join(x, self.dropout(product(inner)))
@@ -76,7 +78,7 @@ class Sublayer(nn.Module):
             and not torch.compiler.is_compiling()
             and not torch._C._are_functorch_transforms_active()
         )
-        kernels = fused_sublayer(self.backend, x) if serves else None
+        kernels = fused_sublayer(self.backend, x, self.d_head) if serves else None
         if kernels is None:
             return None
         p = drop.p if drop.training else 0.0

@@ -111,10 +111,9 @@ def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> 
     return None
 
 
-def fused_sublayer(backend: str, like: Tensor) -> Any:
-    """The kernels of a sublayer for products in the dtype of `like`, if attention with this backend has kernels too;
-    else None."""
-    if triton_refusal(like.device, product_dtype(like), 1) is not None:
+def fused_sublayer(backend: str, like: Tensor, head_size: int) -> Any:
+    """The kernels of a sublayer for products with `like`, if attention with this backend has kernels too; else None."""
+    if triton_refusal(like.device, product_dtype(like), head_size) is not None:
         return None
     passed = backend == "triton" or (backend == "auto" and like.is_cuda and doubt(like.device) is None)
     return import_module(".fused_sublayer", __package__) if passed else None

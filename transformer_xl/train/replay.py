@@ -1,4 +1,4 @@
-"""A step's forward and backward as one CUDA graph: the host starts about a thousand kernels with one call.
+"""A step's forward and backward as one CUDA graph: the host starts hundreds of kernels with one call.
 
     replay = Replay()
     nll, memory = replay(objective, precision, factor, (ids, targets, memory, lengths), counts, progress)
