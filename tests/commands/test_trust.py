@@ -430,9 +430,11 @@ def test_a_lock_that_was_removed_is_noticed(tmp_path):
             check()
 
 
-def test_waiting_for_another_process_is_told(tmp_path, capsys):
-    with holder(tmp_path / "lock", 3) as other, wait_for(tmp_path / "lock", "unpacking a.zip"):
-        assert other.wait(10) == 0  # it held the lock until its end
+def test_waiting_for_another_process_is_told(tmp_path, monkeypatch, capsys):
+    acquire = FileLock.acquire  # a tenth of the two seconds
+    monkeypatch.setattr(FileLock, "acquire", lambda lock, timeout=None: acquire(lock, timeout and timeout / 10))
+    with holder(tmp_path / "lock", 1) as other, wait_for(tmp_path / "lock", "unpacking a.zip"):
+        assert other.wait(0.5) == 0  # it held the lock until its end
     assert "Another process is unpacking a.zip; this one waits" in capsys.readouterr().err
 
 

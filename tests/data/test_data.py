@@ -788,6 +788,7 @@ class TestDownloaded:
 
     def test_the_second_address_serves_where_the_first_fails(self, home: Path, tmp_path: Path, monkeypatch) -> None:
         text = TestPublished.TEXT
+        monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)  # no pauses between tries
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr("folder/tiny", text)
