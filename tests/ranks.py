@@ -34,9 +34,6 @@ BANDS = {"cutoffs": (5, 19), "div_val": 2, "tie_projs": (False, True, True)}
 """The last words are so rare in `tokens` that most ranks have none of them in a segment."""
 AWD: dict[str, Any] = {"mem_len": 0, "context_len": 4, "random_tgt_len": True, "ar_alpha": 0.2, "tar_beta": 0.1}
 
-NO_ATTENTION: dict[str, Any] = {"n_head": 10, "d_head": 50, "init_std": 0.02}
-"""Defaults, which a recurrent network is not to change."""
-
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "bands": (BANDS, {}),
@@ -49,8 +46,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shaw": ({"kind": "shaw", "positions": 9}, {}),
     "vaswani": ({"kind": "vaswani"}, {"mem_len": 0}),
     "al-rfou": ({"kind": "al-rfou", "positions": 5}, {"mem_len": 0}),
-    "lstm": ({"kind": "lstm"} | NO_ATTENTION, {}),
-    "qrnn": ({"kind": "qrnn", "cutoffs": (5, 19)} | NO_ATTENTION, {}),
+    "lstm": ({"kind": "lstm"}, {}),
+    "qrnn": ({"kind": "qrnn", "cutoffs": (5, 19)}, {}),
     "documents in a stream": ({"document_end": 1, "ngrams": (2,), "ngram_rows": 37, "ngram_width": 6}, {}),
     "averaged": ({}, {"average_from": 2, "schedule": "constant"}),
     "short at first": ({}, {"tgt_len": 6, "mem_len": 8, "short_share": 0.5}),

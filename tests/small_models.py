@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
+from transformer_xl.config.shape import RECURRENT
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer_xl import TransformerXL, TransformerXLBackbone
@@ -40,8 +41,10 @@ def small_model(*, train: bool = False, dtype: torch.dtype = torch.float64, **ch
 
 
 def small_config(**changes: Any) -> TransformerXLConfig:
-    sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11}
-    return TransformerXLConfig(**sizes | {"init_std": 0.3, "proj_init_std": 0.3} | changes)
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "d_model": 14, "d_inner": 11, "proj_init_std": 0.3}
+    if changes.get("kind") not in RECURRENT:  # which have no heads
+        sizes |= {"n_head": 2, "d_head": 5, "init_std": 0.3}
+    return TransformerXLConfig(**sizes | changes)
 
 
 def small_backbone(*, train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> TransformerXLBackbone:

@@ -28,10 +28,9 @@ from transformer_xl.analysis.attention import (
 )
 from transformer_xl.analysis.figures import LINE, _lay_out, draw_by_distance, draw_passage
 from transformer_xl.commands.attention import Attention
-from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.model.baselines import build_model
 from transformer_xl.ops.masks import Mask, visible
 from transformer_xl.ops.reference import scores_by_term
 from transformer_xl.run.checkpoint import save_checkpoint
@@ -359,9 +358,8 @@ def test_impossible_options_are_refused(home: Path, tmp_path: Path, options: dic
 
 
 def test_a_model_without_attention_is_refused():
-    model = build_model(TransformerXLConfig(vocab_size=23, kind="lstm", n_layer=2, d_model=14, d_inner=11))
     with pytest.raises(ValueError, match=r'or "al-rfou", and the model is of kind "lstm"'):
-        averaged(model, text(1, 9)[0].numpy(), Lengths(tgt_len=4, mem_len=3))
+        averaged(small_model(kind="lstm"), text(1, 9)[0].numpy(), Lengths(tgt_len=4, mem_len=3))
 
 
 def test_pictures_allow_many_heads_long_words_and_any_character(tmp_path: Path):

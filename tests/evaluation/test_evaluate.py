@@ -219,7 +219,7 @@ STATES: dict[str, Any] = {
     "cache of zeros": lambda: small_model(zero_memory=True),
     "windows": lambda: Sliding(small_model(), 4, 2),
     "tempered": lambda: Tempered(small_model(), 1.3),
-    "recurrent": lambda: small_model(kind="lstm", n_head=10, d_head=50, init_std=0.02),
+    "recurrent": lambda: small_model(kind="lstm"),
 }
 
 

@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import small_model
 
-from transformer_xl import LanguageModel, TransformerXLConfig
+from transformer_xl import LanguageModel
 from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.mistake import Mistake
-from transformer_xl.model.baselines import build_model
 
 WORDS = Vocab("word", ("<eos>", "<unk>", "a", "bird", "sang", "twice"))
 CHARS = Vocab("char", ("\n", "a", "b", "é", "<unk>"))
@@ -30,12 +29,7 @@ WINDOW = {"tgt_len": 5, "mem_len": 6, "attn_len": 7}
 
 
 def language_model(vocab: Vocab = BYTES, lengths: dict[str, Any] = WINDOW, **shape: Any) -> LanguageModel:
-    if shape.get("kind") == "lstm":
-        torch.manual_seed(1)
-        model = build_model(TransformerXLConfig(vocab_size=len(vocab), n_layer=2, d_model=6, d_inner=5, **shape))
-        model = model.double().eval()
-    else:
-        model = small_model(vocab_size=len(vocab), **shape)
+    model = small_model(vocab_size=len(vocab), **shape)
     return LanguageModel(model, vocab, RunConfig(model=model.config, train=TrainConfig(**lengths)))
 
 

@@ -9,9 +9,9 @@ import torch
 from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import BASELINES, VARIANTS, lengths, small_model, text
+from small_models import BASELINES, VARIANTS, lengths, read, small_model, text
 
-from transformer_xl.evaluation.sliding import Sliding, Window
+from transformer_xl.evaluation.sliding import Sliding
 
 CALL = lengths(0, tgt_len=5)
 sizes = st.integers(1, 6).flatmap(lambda context: st.tuples(st.just(context), st.integers(1, context)))
@@ -35,21 +35,12 @@ def alone(model: Any, row: torch.Tensor, context: int, stride: int) -> torch.Ten
     return found
 
 
-def read(model: Sliding, ids: torch.Tensor, pieces: list[int], state: Window | None = None) -> torch.Tensor:
-    found = []
-    with torch.no_grad():
-        for part in ids.split(pieces, dim=1):
-            hidden, state = model.hidden(part, state, CALL)
-            found.append(hidden)
-    return torch.cat(found, 1)
-
-
 @settings(max_examples=examples(18))
 @given(sizes=sizes, pieces=cuts, kind=st.sampled_from([*VARIANTS.values(), *BASELINES.values()]))
 def test_each_prediction_sees_the_documented_number_of_tokens(sizes, pieces, kind) -> None:
     model, ids = small_model(**kind), text(2, 17)
     expected = torch.stack([alone(model, row, *sizes) for row in ids])
-    torch.testing.assert_close(read(Sliding(model, *sizes), ids, pieces), expected)
+    torch.testing.assert_close(read(Sliding(model, *sizes), ids, CALL, pieces=pieces).hidden, expected)
 
 
 @settings(max_examples=examples(6))

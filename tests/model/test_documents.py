@@ -25,15 +25,13 @@ CUTS = {
     "tokens": range(LENGTH),
 }
 OTHER_BACKENDS = "reference", "chunked", "sdpa"
-UNUSED = {"n_head": 10, "d_head": 50, "init_std": 0.02}
-"""The defaults, which a recurrent network must have."""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "n-grams and matches": {"ngrams": (2, 3, 5), "ngram_rows": 37, "ngram_width": 6, "matches": (1, 2)},
     "QK-norm": {"qk_norm": True, "untie_r": True, "pre_lnorm": True},
     "shaw": {"kind": "shaw", "positions": 9},
-    "lstm": {"kind": "lstm", **UNUSED},
-    "qrnn": {"kind": "qrnn", **UNUSED},
+    "lstm": {"kind": "lstm"},
+    "qrnn": {"kind": "qrnn"},
 }
 
 

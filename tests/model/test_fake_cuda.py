@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks import launches
 from transformer_xl import ops
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
-from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.step import VectorStep
@@ -27,7 +27,6 @@ from transformer_xl.ops.call import Call
 from transformer_xl.train.objective import Counts, Objective
 
 pytest.importorskip("triton", reason="needs pip install triton")
-RECURRENT = "lstm", "qrnn"
 ROWS = 3
 
 
@@ -52,9 +51,7 @@ def variants() -> Iterator[Any]:
     }
     for name, changes in (VARIANTS | kinds).items():
         train = TrainConfig(tgt_len=24, mem_len=0 if changes.get("kind") in ("vaswani", "al-rfou") else 32)
-        sizes = {"vocab_size": 23, "n_layer": 2, "d_model": 14, "d_inner": 11}
-        shape = TransformerXLConfig(**sizes, **changes) if name in RECURRENT else small_config(**changes)
-        yield pytest.param(RunConfig(model=shape, train=train), id=name)
+        yield pytest.param(RunConfig(model=small_config(**changes), train=train), id=name)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,7 @@ import torch
 from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VOCAB, lengths, read, score, text
+from small_models import lengths, read, score, small_model, text
 from torch import nn
 
 from transformer_xl.config.settings import TransformerXLConfig
@@ -31,9 +31,7 @@ LONG = lengths(1)
 
 
 def small(kind: str, *, train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> Recurrent:
-    torch.manual_seed(1)
-    sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "d_model": 14, "d_inner": 11, "proj_init_std": 0.3}
-    model = build_model(TransformerXLConfig(kind=kind, **sizes | changes)).to(dtype).train(train)
+    model = small_model(kind=kind, train=train, dtype=dtype, **changes)
     assert isinstance(model.backbone, Recurrent)
     with torch.no_grad():  # large enough to make every influence visible
         for parameter in model.parameters():

@@ -34,7 +34,7 @@ def wrong_calls() -> dict[str, Callable[[], Any]]:
     """What begins each sentence, and a number; and a call that raises it."""
     model, ids, x = small_model(), text(2, 5), vectors(2, 5)
     backbone, bands = model.backbone, small_model(cutoffs=(5, 11), div_val=2)
-    lstm, shallow = small_model(kind="lstm", n_head=10, d_head=50, init_std=0.02), small_model(n_layer=2)
+    lstm, shallow = small_model(kind="lstm"), small_model(n_layer=2)
     sliding, tempered = Sliding(model, 4), Tempered(model, 1.5)
     memory, state = model(ids, ids, None, CALL)[1], lstm(ids, ids, None, CALL)[1]
     cache, windows = model.empty_cache(2, CALL), sliding.empty_memory(2, lengths(3))

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bands": {"cutoffs": (5, 11), "div_val": 2, "d_embed": 12},
     "bands of one width": {"cutoffs": (5, 11)},
     "n-grams and matches": {"ngrams": (2,), "ngram_rows": 37, "ngram_width": 6, "matches": (1, 2)},
-    "lstm": {"kind": "lstm", "n_head": 10, "d_head": 50, "init_std": 0.02},
+    "lstm": {"kind": "lstm"},
 }
 
 
