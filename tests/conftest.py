@@ -27,6 +27,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def guard() -> None:
+    """What computes for a CUDA device that is not there; without it, tests that need it are skipped."""
+    from benchmarks import launches
+    from transformer_xl.mistake import Mistake
+
+    try:
+        launches.add_guard()
+    except Mistake as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(autouse=True)
 def smallest_numbers() -> Iterator[None]:
     """A command lets the smallest numbers become 0, in the process of the tests, too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -165,12 +166,17 @@ def test_recl_compares_a_group_and_writes_figures_arrays_and_pictures(home: Path
     assert "r = 0.1" in told and "bpc by context" in told and "at most the last 8 tokens" in told
 
 
-def test_the_seed_determines_the_positions(home: Path):
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+def test_the_seed_determines_the_positions(home: Path, undrawn: None):
     first, again, other = (recl([home / "xl"], data=str(home / "text.txt"), seed=seed, **SMALL) for seed in (1, 1, 2))
     assert first == again and first["runs"][0]["loss"] != other["runs"][0]["loss"]
 
 
-def test_losses_of_recl_are_in_fp32_unless_another_precision_is_asked_for(home: Path):
+def test_losses_of_recl_are_in_fp32_unless_another_precision_is_asked_for(home: Path, undrawn: None):
     runs, data = [home / "xl"], str(home / "text.txt")
     default, exact, rounded = (
         recl(runs, data=data, **precision, **SMALL)["runs"][0]["loss"]
@@ -218,7 +224,7 @@ def test_runs_with_different_vocabularies_are_refused(home: Path):
         length([home / "xl"], attn_len=(4, 0), batch_size=0)
 
 
-def test_each_document_of_one_stream_has_its_own_contexts(tmp_path: Path):
+def test_each_document_of_one_stream_has_its_own_contexts(tmp_path: Path, undrawn: None):
     """A target of RECL has its whole context in its document, as where documents are apart."""
     (tmp_path / "text.txt").write_text(("a" * 30 + "|") * 40)
     model = small_model(vocab_size=256, dtype=torch.float32, document_end=ord("|"))

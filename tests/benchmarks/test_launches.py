@@ -8,7 +8,6 @@ from small_models import VARIANTS, small_model
 
 from benchmarks import launches
 from transformer_xl.config.settings import Lengths
-from transformer_xl.mistake import Mistake
 from transformer_xl.train.objective import Objective
 
 
@@ -27,11 +26,7 @@ def test_gradients_are_those_of_the_engine(changes: dict[str, object]) -> None:
     torch.testing.assert_close(*found)
 
 
-def test_a_step_waits_once_for_the_device() -> None:
-    try:
-        launches.add_guard()
-    except Mistake as error:
-        pytest.skip(str(error))
+def test_a_step_waits_once_for_the_device(guard: None) -> None:
     counted, parts = launches.count_step("enwik8-12l")
     assert counted.waits == 1
     assert sum(parts.values()) == counted.kernels.total() <= 600
@@ -39,11 +34,7 @@ def test_a_step_waits_once_for_the_device() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"qk_norm": True}, {"pre_lnorm": True, "relu_output": True}])
-def test_a_token_starts_eight_kernels_a_layer_all_in_graphs(changes: dict[str, object]) -> None:
-    try:
-        launches.add_guard()
-    except Mistake as error:
-        pytest.skip(str(error))
+def test_a_token_starts_eight_kernels_a_layer_all_in_graphs(changes: dict[str, object], guard: None) -> None:
     few, more = (launches.count_token("enwik8-12l-modern", n_layer=n, gate="none", **changes) for n in (2, 5))
     assert more.kernels.total() - few.kernels.total() == 3 * 8
     assert more.waits == 0 and more.kernels.total() - more.recorded <= 12
@@ -51,15 +42,11 @@ def test_a_token_starts_eight_kernels_a_layer_all_in_graphs(changes: dict[str, o
 
 @pytest.mark.outside
 @pytest.mark.filterwarnings("ignore")  # of the compiler
-def test_a_compiled_step_keeps_products_and_attention_and_joins_others() -> None:
+def test_a_compiled_step_keeps_products_and_attention_and_joins_others(guard: None) -> None:
     """In one graph forward and one backward."""
     pytest.importorskip("triton")
     from benchmarks import compiled
 
-    try:
-        launches.add_guard()
-    except Mistake as error:
-        pytest.skip(str(error))
     (forward, backward), (_, parts) = compiled.count_compiled("enwik8-small"), launches.count_step("enwik8-small")
     assert (forward["products"], forward["of attention"]) == (5 * 6 + 2, 6), "five a layer, of all positions, softmax"
     assert forward["written by the compiler"] < 8 * 6, "weights are rounded before"

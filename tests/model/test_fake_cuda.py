@@ -20,7 +20,6 @@ from benchmarks import launches
 from transformer_xl import ops
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
-from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.step import VectorStep
 from transformer_xl.ops.call import Call
@@ -54,16 +53,8 @@ def variants() -> Iterator[Any]:
         yield pytest.param(RunConfig(model=small_config(**changes), train=train), id=name)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def guard() -> None:
-    try:
-        launches.add_guard()
-    except Mistake as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
-def kernel_dtypes(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[torch.dtype, ...]]]:
+def kernel_dtypes(guard: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[torch.dtype, ...]]]:
     """The dtypes of the fused kernels' tensors, call by call."""
     from transformer_xl.ops import triton
 
