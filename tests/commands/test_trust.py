@@ -111,11 +111,18 @@ def test_the_checksums_equal_those_of_coreutils(run):
     subprocess.run([tool, "--check", "--strict", "--quiet", SEAL], cwd=Run(run).latest, check=True)
 
 
-@pytest.mark.parametrize("name", [*FILES, SEAL])
-def test_a_damaged_last_checkpoint_is_set_aside_and_the_run_ends_with_the_same_bits(home, run, name, capsys):
+LOST = {"a lost state of training": FILES[3:], "an empty folder": (*FILES, SEAL)}
+
+
+@pytest.mark.parametrize("damage", [*FILES, SEAL, *LOST])
+def test_a_damaged_last_checkpoint_is_set_aside_and_the_run_ends_with_the_same_bits(home, run, damage, capsys):
     weights = {path.name: (path / "model.safetensors").read_bytes() for path in Run(run).checkpoints()}
     figures = without_clock(run)
-    flip(Run(run).latest / name, 8 * 20 + 3)
+    last = Run(run).latest
+    for name in LOST.get(damage, ()):
+        (last / name).unlink()
+    if damage not in LOST:
+        flip(last / damage, 8 * 20 + 3)
     assert main(words(home, run, "--resume")) == 0
     told = capsys.readouterr().out
     assert "damaged_step_00000012 now, and does not count." in told
@@ -131,14 +138,6 @@ def test_a_run_with_only_damaged_checkpoints_is_refused_in_one_sentence(home, ru
     assert main(words(home, run, "--resume")) == 2
     told = capsys.readouterr().err
     assert "holds no checkpoint to go on from. Restore damaged_" in told and all(name in told for name in names)
-
-
-def test_a_checkpoint_that_lost_its_state_of_training_is_set_aside(home, run, capsys):
-    """Its checksums list the state."""
-    for name in FILES[3:]:
-        (Run(run).latest / name).unlink()
-    assert main(words(home, run, "--resume")) == 0
-    assert "damaged_step_00000012 now, and does not count." in capsys.readouterr().out
 
 
 def test_checkpoints_without_a_state_of_training_stay_and_are_scored(home, run, capsys):
@@ -485,14 +484,6 @@ def test_background_work_runs_in_order_and_reports_its_failure():
         aside.begin(fail)
         raise FloatingPointError
     assert "No space left" in caught.value.__notes__[0]
-
-
-def test_a_step_folder_without_its_files_is_damaged(run):
-    for path in Run(run).latest.iterdir():
-        path.unlink()
-    Run(run).put_damaged_aside()
-    [*_, told] = (run / "log.txt").read_text().splitlines()
-    assert "damaged_step_00000012" in told and Run(run).latest.name == "step_00000009"
 
 
 def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monkeypatch, capsys):
