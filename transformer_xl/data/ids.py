@@ -60,7 +60,7 @@ class Ids(NamedTuple):
     """The position of each document's first id; None if the file is one document."""
 
     @property
-    def borders(self) -> Integer[np.ndarray, " D+1"]:
+    def borders(self) -> Integer[np.ndarray, " N"]:
         """Where the file may be cut: before each document, and at the end."""
         return np.append(self.starts if self.starts is not None else np.arange(0), len(self.ids))
 

@@ -125,7 +125,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *args: Any, **cons
 
 
 def attend_next(
-    qkv: Float[Tensor, "B 3*H*K"],
+    qkv: Float[Tensor, "B _"],
     kv: Float[Tensor, "B 2 H W K"],
     slots: Int[Tensor, " B"],
     counts: Int[Tensor, " B"],
@@ -134,7 +134,8 @@ def attend_next(
     position_bias: Float[Tensor, "H K"],
     gain: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "B H*K"]:
-    """Store each row's new key and value in its slot, and attend to its last `counts` + 1 positions.
+    """Store each row's new key and value in its slot, and attend to its last `counts` + 1 positions. A row of `qkv` is
+    [3, H, K].
 
     `r` begins with the farthest distance. With the `gain` of normalised queries, queries and keys are normalised first.
     All but `slots` and `counts` are contiguous.

@@ -54,7 +54,7 @@ class Objective(nn.Module):
         self,
         ids: Integer[Tensor, "B T"],
         targets: Integer[Tensor, "B T"],
-        memory: Memory,
+        memory: Memory | None,
         lengths: Lengths,
         *,
         counts: Counts | None = None,
