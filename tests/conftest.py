@@ -19,6 +19,13 @@ settings.register_profile(
 settings.load_profile("ours")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("jaxtyping_packages"):
+        for item in items:
+            if item.get_closest_marker("mistyped"):
+                item.add_marker(pytest.mark.skip(reason="checks of types refuse it first"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or fills the user's cache."""

@@ -1,5 +1,10 @@
-"""The checker behind `--jaxtyping-packages`: beartype, with an int welcome wherever a float is."""
+"""The checker behind `--jaxtyping-packages`: beartype, with an int welcome wherever a float is, the integers of
+`torch.export`, and every stream."""
 
-from beartype import BeartypeConf, beartype
+from typing import TextIO
 
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+import torch
+from beartype import BeartypeConf, FrozenDict, beartype
+
+overrides = FrozenDict({int: int | torch.SymInt, TextIO: object})
+check = beartype(conf=BeartypeConf(is_pep484_tower=True, hint_overrides=overrides))

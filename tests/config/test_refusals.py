@@ -214,6 +214,7 @@ def test_a_refusal_holds_its_settings_and_reads_as_a_sentence_in_python():
         Lengths(tgt_len=1, mem_len=3, attn_len=9)
 
 
+@pytest.mark.mistyped
 def test_a_word_that_no_setting_knows_is_refused_in_python_too():
     with pytest.raises(WrongSettings, match=r"^schedule must be one of cosine, linear, inv_sqrt, constant, got wsd\.$"):
         TrainConfig(schedule="wsd")  # type: ignore[arg-type]

@@ -223,6 +223,7 @@ def test_parakeets_weights_have_seven_other_names() -> None:
     assert (found - expected)[mask[:, 0, 0]].abs().max() < 2e-6
 
 
+@pytest.mark.mistyped
 def test_shifts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(Mistake, match="shift must be relative, none or legacy, got 'rel'"):
         small(shift="rel")

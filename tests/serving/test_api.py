@@ -284,7 +284,7 @@ def test_a_prompt_of_ids_may_end_inside_a_character(live: Live, prompt: list[int
 
 
 def test_a_token_after_half_a_character_begins_after_its_mark() -> None:
-    scores = TokenScores(BYTES, [10]).add([0xD3, 0x20, 0x74, 0xC3, 0xA9], [0.0] * 5, [()] * 5)
+    scores = TokenScores(BYTES, [10]).add([0xD3, 0x20, 0x74, 0xC3, 0xA9], [0.0] * 5, [[]] * 5)
     assert scores["text_offset"] == b"0, 1, 2, 3, 3"
 
 

@@ -176,7 +176,7 @@ class VectorStep:
         chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
 
-    def of_all(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "R O"]:
+    def of_all(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "R ..."]:
         """`run` for the selected rows, with zeros in the others, because shapes must not change."""
         if self.rows is None:
             return run(x)

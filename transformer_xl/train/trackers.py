@@ -17,7 +17,7 @@ from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..config.settings import RunConfig
 from ..mistake import Mistake
@@ -27,6 +27,7 @@ Entry = Mapping[str, Any]
 """An entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Receives the entries of `metrics.jsonl`. Any exception switches the tracker off and does not end the run."""
 
