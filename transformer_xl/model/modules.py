@@ -72,8 +72,8 @@ def _as_int64(x: Tensor, fits: bool, rule: str) -> Tensor:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of the module does more than the `forward` of its class."""
-    forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
-    return bool(forward or backward or module._backward_pre_hooks or "forward" in vars(module))
+    own = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+    return any(own) or "forward" in vars(module)
 
 
 class Rounded(NamedTuple):
