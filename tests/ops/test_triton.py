@@ -22,6 +22,7 @@ import pytest
 import torch
 from amount import ALL
 from small_models import small_model
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 triton = pytest.importorskip("triton", reason="needs pip install triton")
@@ -439,13 +440,14 @@ class Kept(TransformerXL):
 
 
 @runs
-@pytest.mark.parametrize("way", ["no step", "own class", "hook", "unseen"])
+@pytest.mark.parametrize("way", ["no step", "own class", "hook", "global hook", "unseen"])
 def test_whoever_gets_an_output_finds_its_whole_gradient(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kept, "__module__", "mine" if way == "own class" else "transformer_xl.kept")
     gradients = []
     for backend in ("strided", "triton"):
         model = fused_model(backend)
         model.__class__ = Kept
+        hook = register_module_forward_hook(lambda *_: None) if way == "global hook" else None
         if way == "hook":
             next(iter(model.backbone.layers)).register_forward_hook(lambda *_: None)
         torch.manual_seed(0)
@@ -455,6 +457,8 @@ def test_whoever_gets_an_output_finds_its_whole_gradient(way: str, monkeypatch: 
         with torch.autocast(DEVICE, torch.bfloat16), within:
             loss, *_ = objective(ids, ids.roll(1), None, Lengths(tgt_len=6, mem_len=6))
         gradients += torch.autograd.grad(loss, model.outputs[0])
+        if hook is not None:
+            hook.remove()
     expected, found = gradients
     assert ((found - expected).norm() < 0.1 * expected.norm()) == (way != "unseen"), "there a part is not its own"
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config.shape import TransformerXLConfig
@@ -36,7 +37,7 @@ def build_join(config: TransformerXLConfig) -> Callable[[Tensor, Tensor], Tensor
     return GRUGate(config) if config.gate == "gru" else Gate(config)
 
 
-def add_positive(x: Vectors, y: Vectors) -> Vectors:
+def add_positive(x: Float[Tensor, "*B D"], y: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
     """x + ReLU(y)."""
     return x + F.relu(y)
 

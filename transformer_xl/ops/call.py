@@ -60,8 +60,8 @@ def first_derivative(backward: Callable[..., object]) -> Callable[..., object]:
     def checked(*arguments: object) -> object:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise Mistake(
-                "create_graph must be False: the attention backends chunked and native, and the losses and embeddings "
-                'of a model, have first derivatives only. For attention give backend="strided".'
+                "create_graph must be False: the attention backends chunked, native and triton, and the losses and "
+                'embeddings of a model, have first derivatives only. For attention give backend="strided".'
             )
         return once(*arguments)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from ..model.modules import Rounded, RowLinear, has_hooks, versions, weights_of
 from ..ops.call import product_dtype
@@ -27,7 +28,7 @@ def rounded_weights(objective: nn.Module) -> Iterator[None]:
     """
     alone = isinstance(objective, Objective)
     linears = [m for m in objective.modules() if alone and type(m) is RowLinear and _is_rounded(m)]
-    unseen = alone and all(map(_is_ours, objective.modules()))
+    unseen = alone and not _has_any_global_hook() and all(map(_is_ours, objective.modules()))
     weights = [weight for linear in linears for weight in weights_of(linear)]
     tails = [tail for linear in linears for tail in (linear.tail, 0)[: len(weights_of(linear))]]
     rounded = iter(_Rounded.apply(tails, *weights) if linears else ())
