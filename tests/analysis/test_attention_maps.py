@@ -258,13 +258,13 @@ def test_context_that_is_read_again_is_seen():
 @pytest.mark.parametrize(("position", "start"), [(1, 0), (4, 0), (30, 0), (30, 27)])
 def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, start: int):
     """Tokens that the layers cannot reach make no difference."""
-    model, ids, call = small_model(n_layer=2), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=6, attn_len=7)
+    model, ids, call = small_model(n_layer=2), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=6, attn_len=5)
     seen = position_attention(model, ids, position, call, start=start)
     memory = None
     for part in torch.from_numpy(ids[None, start:position]).split(4, dim=1):
         _, memory = model.hidden(part, memory, call)
     _, found, _ = attended(model, torch.from_numpy(ids[None, position : position + 1]), memory, call)
-    count = min(6, position - start) + 1
+    count = min(4, position - start) + 1
     assert seen.ids.tolist() == ids[position + 1 - count : position + 1].tolist()
     assert seen.top().sum(-1).tolist() == [[-(-(count - 1) // 5)] * 2] * 2 and not seen.top()[..., -1].any()
     np.testing.assert_allclose(seen.probability.sum(-1), 1)
@@ -334,6 +334,8 @@ def test_the_command_prints_a_table_and_has_default_heads_positions_and_folder(h
     assert "beyond segment" in printed and str(folder) in printed
     assert {file.name for file in folder.iterdir()} >= {"attention.json", "average.png"}
     assert printed.splitlines()[-1].startswith("Pictures and arrays are in")
+    looked(home, folder / "none", mem_len=0, tgt_len=4, positions=(9,))
+    assert not list((folder / "none").glob("targets-*")), "there is no memory to attend to"
     [look] = facts["positions"]
     furthest = sorted(facts["heads"], key=lambda head: -head["mean_distance_tokens"])[:3]
     assert list(look["top"]) == [head["head"] for head in furthest]

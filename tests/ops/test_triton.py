@@ -349,6 +349,9 @@ def test_a_model_trains_with_them(recompute: bool, changes: dict[str, Any], monk
             loss.backward()
             found += [nll, *(p.grad for p in model.parameters() if p.grad is not None)]
             assert set(used) == {backend == "triton"} and len(used) >= 4
+        if backend == "triton":
+            d_bias = model.backbone.content_bias.grad
+            assert not torch.equal(d_bias, d_bias.bfloat16().float()), "biases are read in fp32"
         results.append([each.detach().double() for each in found])
     truth, usual, fused = results
     errors = [

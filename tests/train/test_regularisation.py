@@ -40,6 +40,8 @@ def test_a_locked_mask_is_the_same_at_all_positions(p, seed):
     assert not torch.equal(out[0], out[1])
     assert torch.equal(Dropout(0.0, locked=True)(out), out)
     assert torch.equal(Dropout(p, locked=True).eval()(out), out)
+    positive = Dropout(p, locked=True).relu(torch.ones(3, 5, 7, 400))
+    assert torch.equal(positive, positive[:, :, :1].expand_as(positive)) and 0 in positive
 
 
 @pytest.mark.parametrize("p", [0.15, 0.3])
@@ -71,14 +73,17 @@ def test_positions_of_all_layers_are_projected_together_only_if_backward_needs_t
     with torch.no_grad():
         assert projected()[1] == 3
     hooked = next(iter(model.backbone.layers)).attention.position
-    for hook in (hooked.register_forward_hook, hooked.register_full_backward_hook):
-        handle = hook(lambda *_: calls.append(1))
+    hooked.forward = hooked.forward
+    assert projected()[1] == 3
+    del hooked.forward
+    for kind in ("forward", "full_backward", "full_backward_pre"):
+        handle = getattr(hooked, f"register_{kind}_hook")(lambda *_: calls.append(1))
         alone, products = projected()
         assert products == 3
         torch.testing.assert_close(together, alone)
         alone[0].sum().backward()
         handle.remove()
-    assert len(calls) == 2
+    assert len(calls) == 3
     model.zero_grad()
     together[1].sum().backward()
     assert [weight.grad is not None and bool(weight.grad.any()) for weight in weights] == [False, True, False]

@@ -1,8 +1,8 @@
 """The step of `step.py` by kernels: which backbones they can read with, and a call of them.
 
 In C++ on a CPU (`ops/native/step.cpp`) it computes in fp32, or in bf16 as `TransformerXL.for_inference` does under
-autocast: weights of products, keys and values in bf16, norms and sums in fp32. In Triton on a GPU (`ops/fused_step.py`)
-it computes in half precision, with eight kernels per layer.
+autocast: weights of products, keys and values in bf16, norms and sums in fp32. In Triton on a GPU (`ops/fused_step.py`
+and `ops/fused_sublayer.py`) it computes in half precision, with eight kernels per layer.
 """
 
 from __future__ import annotations

@@ -237,7 +237,8 @@ def assert_sublayer(dtype: torch.dtype, device: str = "cpu") -> None:
             rtol = unit if each.dtype == dtype else 1e-5
             torch.testing.assert_close(each.double(), exact, rtol=rtol, atol=1e-4)
         _assert_share(kept, 1 - share)
-    kept = dropped_relu(torch.ones(rows, D, dtype=dtype, device=device), p, seed)
+    other, kept = kept, dropped_relu(torch.ones(rows, D, dtype=dtype, device=device), p, seed)
+    assert not torch.equal(kept > 0, other > 0), "the ReLU and the sum drop the same"
     torch.testing.assert_close(kept.double(), (kept > 0).double() / (1 - p), rtol=unit, atol=0)
     _assert_share((kept > 0).double(), 1 - p)
     values = draw(rows, D, kind=dtype)
