@@ -1,5 +1,5 @@
-"""The checker behind `--jaxtyping-packages`: beartype, with an int welcome wherever a float is, the integers of
-`torch.export`, and every stream."""
+"""The checker behind `--jaxtyping-packages`: beartype. An int is also a float; `torch.export` has integers of its own;
+any object is a stream."""
 
 from typing import TextIO
 

@@ -210,6 +210,8 @@ def add_and_norm(
 def assert_sublayer(dtype: torch.dtype, device: str = "cpu") -> None:
     """Check that these kernels are as close to float64 as rounding to `dtype` allows, repeat bit by bit, and drop the
     share that they should."""
+    from .testing import assert_rate  # not needed otherwise
+
     generator, unit = torch.Generator().manual_seed(0), torch.finfo(dtype).eps
 
     def draw(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
@@ -236,11 +238,11 @@ def assert_sublayer(dtype: torch.dtype, device: str = "cpu") -> None:
         for each, exact in zip(found[0], [expected, expected, *gradients], strict=True):
             rtol = unit if each.dtype == dtype else 1e-5
             torch.testing.assert_close(each.double(), exact, rtol=rtol, atol=1e-4)
-        _assert_share(kept, 1 - share)
+    assert_rate(kept == 0, torch.ones_like(kept), p, "y")
     other, kept = kept, dropped_relu(torch.ones(rows, D, dtype=dtype, device=device), p, seed)
     assert not torch.equal(kept > 0, other > 0), "the ReLU and the sum drop the same"
     torch.testing.assert_close(kept.double(), (kept > 0).double() / (1 - p), rtol=unit, atol=0)
-    _assert_share((kept > 0).double(), 1 - p)
+    assert_rate(kept == 0, torch.ones_like(kept), p, "the ReLU")
     values = draw(rows, D, kind=dtype)
     assert torch.equal(dropped_relu(values, p, seed) > 0, (kept > 0) & (values > 0)), "another mask, or no ReLU"
     for choice in (False, True):
@@ -249,9 +251,3 @@ def assert_sublayer(dtype: torch.dtype, device: str = "cpu") -> None:
         residual, rounded = add_and_norm(*x, norm, relu=choice, pre=choice)
         torch.testing.assert_close(residual.double(), total if choice else truth, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(rounded.double(), truth, rtol=unit, atol=1e-5)
-
-
-def _assert_share(kept: Tensor, share: float) -> None:
-    """Check the share that is kept, to five standard deviations."""
-    off = abs(float(kept.mean()) - share)
-    assert off <= 5 * (share * (1 - share) / kept.numel()) ** 0.5, f"kept {float(kept.mean()):.3f}, not {share:.3f}"

@@ -320,11 +320,11 @@ def assert_dropout(backend: str, case: Case, dtype: torch.dtype = torch.float64,
     drop = torch.where(seen & (kept != 0), 1 / (1 - share), 0.0).to(dtype)
     torch.testing.assert_close(kept, whole * drop)
     dropped = (kept == 0) & seen
-    _assert_rate(dropped, seen, share, "keys")
+    assert_rate(dropped, seen, share, "keys")
     for axis, name in enumerate(("rows", "heads", "queries", "keys")):
         last = seen.shape[axis] - 1
         pairs, both = (x.narrow(axis, 1, last) & x.narrow(axis, 0, last) for x in (seen, dropped))
-        _assert_rate(both, pairs, share**2, f"neighbouring {name}")
+        assert_rate(both, pairs, share**2, f"neighbouring {name}")
     assert not torch.equal(kept, other), "two seeds give one mask"
 
     cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7)).to(device)
@@ -344,7 +344,7 @@ def assert_dropout(backend: str, case: Case, dtype: torch.dtype = torch.float64,
         assert difference <= tolerance * max(1.0, float(truth.abs().max())), f"{name} differs by {difference:.2g}"
 
 
-def _assert_rate(chosen: Tensor, all_of: Tensor, rate: float, name: str) -> None:
+def assert_rate(chosen: Tensor, all_of: Tensor, rate: float, name: str) -> None:
     """Check the share that is chosen, to five standard deviations of as many independent draws."""
     count = int(all_of.sum())
     found = float(chosen.sum()) / count
