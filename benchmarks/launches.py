@@ -86,7 +86,8 @@ def fake_cuda() -> Iterator[None]:
         for owner, name, value in (
             (adaptive._Bands, "_rows", rows),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-            (fused_sublayer, "_launch", lambda kernel, _, __, *args, **___: _start(kernel.fn.__name__, args)),
+            (fused_sublayer, "launch", _count_launch),
+            (fused_step, "launch", _count_launch),
             (torch.cuda, "is_bf16_supported", lambda *_: True),
             (torch.cuda, "get_device_capability", lambda *_: (9, 0)),
             (FakeTensor, "tolist", lambda self: [self[0].item()] * self.numel()),
@@ -99,10 +100,10 @@ def fake_cuda() -> Iterator[None]:
         yield
 
 
-def _start(name: str, tensors: Sequence[object]) -> None:
+def _count_launch(kernel: Any, _grid: Any, _like: Any, *args: Any, **_constants: Any) -> None:
     """Count a kernel that no operator starts."""
     if isinstance(counted := _get_current_dispatch_mode(), Launches):
-        counted._start(name, tensors)
+        counted._start(kernel.fn.__name__, args)
 
 
 def _item(number: Tensor) -> int:
@@ -255,9 +256,6 @@ def count_token(recipe: str, rows: int = 1, **shape: Any) -> Launches:
     config, counted = load_recipe(recipe), Launches()
     model = replace(config.model, vocab_size=config.model.vocab_size or 256, **shape)
 
-    def launch(kernel: Any, _grid: Any, _like: Any, *args: Any, **_constants: Any) -> None:
-        counted._start(kernel.fn.__name__, args)
-
     def record(run: Callable[[Tensor], Tensor], _: Tensor) -> Callable[[Tensor], Tensor]:
         def replay(x: Tensor) -> Tensor:  # it copies what a graph reads and returns
             x, before = x.clone(), counted.kernels.total()
@@ -270,7 +268,6 @@ def count_token(recipe: str, rows: int = 1, **shape: Any) -> Launches:
     add_guard()
     with fake_cuda(), ExitStack() as stack:
         for owner, name, value in (
-            (fused_step, "_launch", launch),
             (kernels, "doubt", lambda _: None),
             (kernels, "known_modules", lambda backbone, _: backbone.config.gate == "none"),  # fake weights have no type
             (step, "_capture_graph", record),

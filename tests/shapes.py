@@ -1,5 +1,5 @@
-"""The checker behind `--jaxtyping-packages`: beartype. An int is also a float; `torch.export` has integers of its own;
-any object is a stream."""
+"""The checker behind `--jaxtyping-packages`: beartype, for which an int is a float, a `SymInt` an int and
+anything a stream."""
 
 from typing import TextIO
 

@@ -13,7 +13,7 @@ length of a part never changes, so a row's bits do not depend on the other rows.
 from __future__ import annotations
 
 import math
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from .fused_sublayer import launch
 
 PART = 128
 """Keys of a program."""
@@ -119,11 +121,6 @@ def add_parts(found, out, parts, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: 
     tl.store(out + head * K + column, summed / total, mask=inside)
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *args: Any, **constants: Any) -> None:
-    with torch.cuda.device_of(like):
-        kernel[grid](*args, **constants)
-
-
 def attend_next(
     qkv: Float[Tensor, "B _"],
     kv: Float[Tensor, "B 2 H W K"],
@@ -146,8 +143,8 @@ def attend_next(
     sizes = {"K": K, "BLOCK_K": max(16, triton.next_power_of_2(K)), "BLOCK": BLOCK}
     inputs = qkv, kv, slots, counts, r, content_bias, position_bias, gain
     numbers = H, W, parts, K**-0.5 / math.log(2)
-    _launch(attend_part, (B * H, parts), kv, *inputs, found, *numbers, PART=PART, QK_NORM=gain is not None, **sizes)
-    _launch(add_parts, (B * H,), kv, found, out, parts, **sizes)
+    launch(attend_part, (B * H, parts), kv, *inputs, found, *numbers, PART=PART, QK_NORM=gain is not None, **sizes)
+    launch(add_parts, (B * H,), kv, found, out, parts, **sizes)
     return out
 
 

@@ -119,9 +119,10 @@ def drop_relu(
     tl.store(out + at, tl.where(kept, value * keep_scale, 0.0), mask=inside)
 
 
-def _launch(kernel: Any, programs: int, like: Tensor, *args: Any, **constants: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *args: Any, **constants: Any) -> None:
+    """Start a kernel on the device of `like`."""
     with torch.cuda.device_of(like):
-        kernel[(programs,)](*args, **constants)
+        kernel[grid](*args, **constants)
 
 
 def _sizes(x: Tensor) -> tuple[int, dict[str, int]]:
@@ -141,7 +142,7 @@ def dropped_relu(x: Float[Tensor, "*B D"], p: float, seed: Int[Tensor, " 1"]) ->
     x = x.contiguous()
     out, (rows, sizes) = torch.empty_like(x), _sizes(x)
     programs = -(-rows // sizes["ROWS"])
-    _launch(drop_relu, programs, x, x, out, rows, seed, _RELU, int(p * 2**31), 1 / (1 - p), **sizes)
+    launch(drop_relu, (programs,), x, x, out, rows, seed, _RELU, int(p * 2**31), 1 / (1 - p), **sizes)
     return out
 
 
@@ -172,7 +173,7 @@ class _DropoutNorm(torch.autograd.Function):
         rows, sizes = _sizes(x)
         ctx.numbers = rows, epsilon, seed if p else None, _NORM, int(p * 2**31), 1 / (1 - p)
         tensors = x, y, y_bias, weight, bias, total, normed, rounded
-        _launch(add_norm, -(-rows // sizes["ROWS"]), x, *tensors, *ctx.numbers, RELU=False, **sizes)
+        launch(add_norm, (-(-rows // sizes["ROWS"]),), x, *tensors, *ctx.numbers, RELU=False, **sizes)
         ctx.save_for_backward(total, weight)
         ctx.dtypes, ctx.has_bias = (x.dtype, y.dtype), y_bias is not None
         return normed, rounded
@@ -187,7 +188,7 @@ class _DropoutNorm(torch.autograd.Function):
         programs = -(-rows // (sizes["ROWS"] * TILES))
         parts = total.new_empty(programs, 3, sizes["D"])
         tensors = d_normed, d_rounded, total, weight, d_x, d_y, parts
-        _launch(add_norm_backward, programs, total, *tensors, *ctx.numbers, TILES=TILES, **sizes)
+        launch(add_norm_backward, (programs,), total, *tensors, *ctx.numbers, TILES=TILES, **sizes)
         d_weight, d_bias, d_y_bias = parts.sum(0)
         return d_x, d_y, d_y_bias if ctx.has_bias else None, d_weight, d_bias, *(None,) * 4
 
@@ -203,7 +204,7 @@ def add_and_norm(
     residual, rounded, (rows, sizes) = torch.empty_like(x), torch.empty_like(y), _sizes(x)
     total, normed = (residual, None) if pre else (None, residual)
     tensors = x, y, None, norm.weight, norm.bias, total, normed, rounded
-    _launch(add_norm, rows, x, *tensors, rows, norm.eps, None, 0, 0, 1.0, RELU=relu, **(sizes | {"ROWS": 1}))
+    launch(add_norm, (rows,), x, *tensors, rows, norm.eps, None, 0, 0, 1.0, RELU=relu, **(sizes | {"ROWS": 1}))
     return residual, rounded
 
 
