@@ -312,6 +312,22 @@ def test_a_rank_that_was_stopped_is_named(tmp_path):
 
 
 @pytest.mark.outside
+def test_a_rank_may_prepare_for_longer_than_a_sum_may_take(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, time\n"
+        "from datetime import timedelta\n"
+        "from transformer_xl.runtime import ranks\n"
+        "ranks.LONGEST_SUM = timedelta(seconds=2)\n"
+        "with ranks.join_ranks('cpu') as joined:\n"
+        "    time.sleep(4 * joined.first)\n"
+        "    joined.wait() if sys.argv[1] == 'wait' else joined.total([1.0])\n"
+    )
+    assert launch(2, str(script), "wait").returncode == 0
+    assert launch(2, str(script), "total").returncode != 0
+
+
+@pytest.mark.outside
 def test_compiled_ranks_train_like_one_process(home, tmp_path):
     line = train(home, "compiled", "--train.compile")
     done = launch(2, "-m", "transformer_xl", *line, timeout=900, TXL_HOME=str(tmp_path))

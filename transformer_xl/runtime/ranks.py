@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from .launcher import launch_warning, rank_and_size, variable
 
 BEAT, SILENT = 10.0, 120.0
 """Seconds between two counts of a rank, and those without a count after which it is named."""
+LONGEST_SUM, LONGEST_WAIT = timedelta(hours=1), timedelta(weeks=1)
+"""After these a sum over ranks, and a wait for one of them, ends with an error."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    patient: dist.ProcessGroup | None = None
+    """The same ranks, for `wait`: the first may prepare a text for longer than other sums may take."""
 
     @property
     def first(self) -> bool:
@@ -63,7 +67,8 @@ class Ranks:
 
     def wait(self) -> None:
         """Wait for all ranks, without a barrier, because a barrier would start NCCL."""
-        self.total([0.0])
+        if self.size > 1:
+            dist.all_reduce(torch.zeros(1), group=self.patient)
 
 
 def launch_id() -> str:
@@ -96,8 +101,9 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         _take_device(device)
     try:
         store = _meet(ranks)
-        backend, hour = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(hours=1)
-        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=hour)
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=LONGEST_SUM)
+        ranks = replace(ranks, patient=dist.new_group(backend="gloo", timeout=LONGEST_WAIT))
         ended, copy = threading.Event(), store.clone()  # type: ignore[attr-defined]
         threading.Thread(target=_watch, args=(copy, ranks, ended), daemon=True).start()
         try:
