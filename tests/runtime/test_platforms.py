@@ -45,8 +45,7 @@ else:
     import ctypes
     ctypes.CDLL = None  # on Windows its argument must be a name
     from types import SimpleNamespace
-    service = SimpleNamespace(engine=SimpleNamespace(stop=None))
-    assert server.make_server(SimpleNamespace(state=SimpleNamespace(service=service)))
+    assert server.make_server(SimpleNamespace(state=SimpleNamespace(service=None)))
 """
 
 

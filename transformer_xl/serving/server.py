@@ -8,9 +8,8 @@ import json
 import logging
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import h11
 import uvicorn
@@ -97,31 +96,18 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Takes no new connections after a signal. Answers get `grace` seconds; a second signal ends them at once."""
-
-    def __init__(self, config: uvicorn.Config, *, grace: float, stop: Callable[[], object]) -> None:
-        super().__init__(config)
-        self.grace: float = grace
-        self.stop: Callable[[], object] = stop
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        self.force_exit: bool = self.should_exit
-        super().handle_exit(sig, frame)
+    """Does not report requests that its end has cancelled."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(self.grace, loop.run_in_executor, None, self.stop)
         await super().shutdown(sockets)
-        timer.cancel()
-        if self.server_state.tasks:  # a second signal: what is cancelled now need not be reported
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
 
 def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = ()) -> Server:
     """A server for an application of `build_app`.
 
     Args:
-        grace: seconds that running answers get after a signal.
+        grace: seconds that running answers get after a signal. Then they are cut.
         trusted: addresses of proxies. Only their `X-Forwarded-For` is believed.
     """
     if sys.platform == "linux" and (limit := getattr(ctypes.CDLL(None), "mallopt", None)):
@@ -140,11 +126,11 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
         proxy_headers=bool(trusted),
         forwarded_allow_ips=list(trusted),
         backlog=SPARE // 4,  # so many are accepted before the first of them can be closed
-        timeout_graceful_shutdown=round(grace) + 5,
+        timeout_graceful_shutdown=round(grace),
         timeout_notify=10,
         callback_notify=partial(run_in_threadpool, tidy, app.state.service),
     )
-    return Server(config, grace=grace, stop=app.state.service.engine.stop)
+    return Server(config)
 
 
 def tidy(service: Service) -> None:
