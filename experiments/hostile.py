@@ -148,17 +148,6 @@ class Attacker:
         asked = {**large(dice), "stream": dice.random() < 0.7, "store": False}
         await asyncio.gather(*(self.raw(request(asked), wait=self.seconds) for _ in range(dice.choice([1, 8, 64]))))
 
-    async def idle(self, dice: Dice) -> None:
-        """Connections that say nothing, or only a beginning."""
-        begun = dice.choice([b"", b"GET", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 60_000])
-        await asyncio.gather(*(self.raw(begun, wait=self.seconds) for _ in range(dice.choice([100, 1500]))))
-
-    async def unfinished(self, dice: Dice) -> None:
-        """Bodies that never end."""
-        size = dice.choice([1_000_000, 4_000_000, 10**12])
-        whole = request({"prompt": "a" * min(size, 4_000_000)}, size + 1000)
-        await asyncio.gather(*(self.raw(whole, wait=self.seconds) for _ in range(dice.choice([10, 200]))))
-
     async def names(self, dice: Dice) -> None:
         """Odd hosts, paths, headers and methods."""
         words = ["evil.example", "[", "a" * 9000, "\x1b[31m", "\u00e9", "..%2f..%2fetc/passwd", " ", "0"]
@@ -204,10 +193,10 @@ def large(dice: Dice) -> dict[str, Any]:
     }
 
 
-def request(asked: dict[str, Any], length: int | None = None) -> bytes:
+def request(asked: dict[str, Any]) -> bytes:
     body = json.dumps(asked).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {length or len(body)}\r\n\r\n".encode() + body
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def other_client(url: str, out: Connection) -> None:

@@ -41,7 +41,6 @@ try:
 except (ImportError, Mistake):
     pass
 else:
-    assert server.connection_limit() == server.CONNECTIONS
     import ctypes
     ctypes.CDLL = None  # on Windows its argument must be a name
     from types import SimpleNamespace
