@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
 from starlette.requests import ClientDisconnect
@@ -79,8 +78,6 @@ class Service:
     calls: LoopCalls = field(default_factory=LoopCalls)
     held: Counter[str] = field(default_factory=Counter)
     """Values of each client's answers that are not sent yet."""
-    turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    """Of each client; see `api.in_turn`."""
 
     @property
     def vocab(self) -> Vocab:

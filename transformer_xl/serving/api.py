@@ -6,16 +6,15 @@ import asyncio
 import ipaddress
 import json
 import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -23,16 +22,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..mistake import shortened
 from .answers import Answer, Service, check_ids
-from .requests import Completion, Detokenize, Refused, Tokenize, form_error
+from .requests import Completion, Detokenize, Refused, Tokenize
 from .scores import token_name
 
-T = TypeVar("T")
-Body = TypeVar("Body", bound=BaseModel)
 PAGE = Path(__file__).parent / "page"
 OPEN = {"/", "/health", *(f"/{file.name}" for file in PAGE.iterdir())}
 """What needs no token."""
-PIECE = 1 << 16
-"""Bytes that are sent at once."""
 
 
 def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str] = ()) -> FastAPI:
@@ -42,13 +37,14 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         tokens: requests need one of them, and a text belongs to the token that made it.
         names: of the server, besides localhost and its addresses.
     """
-    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, redirect_slashes=False)
+    most = service.limits.body_bytes
+    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, redirect_slashes=False, max_body_size=most)
     app.state.service = service
     app.add_middleware(Gate, tokens=tokens, names={"localhost", *names})
     for kind, answer in {
         Refused: _refused,
         HTTPException: _http_error,
-        ValidationError: _form_error,
+        RequestValidationError: _form_error,
         ClientDisconnect: _client_gone,
         Exception: _mistake,
     }.items():
@@ -58,14 +54,9 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
     app.add_api_route("/tokenizer_info", tokenizer_info)
     app.add_api_route("/metrics", metrics)
     app.add_route("/health", health)
-    for path, answer, body in (
-        ("/v1/completions", completions, Completion),
-        ("/tokenize", tokenize, Tokenize),
-        ("/detokenize", detokenize, Detokenize),
-    ):
-        schema = {"content": {"application/json": {"schema": body.model_json_schema()}}, "required": True}
-        extra = {"requestBody": schema}
-        app.add_api_route(path, answer, methods=["POST"], response_model=None, openapi_extra=extra)
+    app.add_api_route("/v1/completions", completions, methods=["POST"])
+    app.add_api_route("/tokenize", tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", detokenize, methods=["POST"])
     for path in OPEN - {"/health"}:
         app.add_route(path, page, methods=["GET"])
     return app
@@ -122,32 +113,6 @@ def network_of(address: str) -> str:
     return str(ipaddress.ip_network((found, 64 if found.version == 6 else 32), strict=False))
 
 
-async def read(request: Request, kind: type[Body]) -> Body:
-    """The body of a request. Raises `Refused`, and pydantic's `ValidationError`."""
-    given = request.headers.get("content-type", "")
-    if given.partition(";")[0].strip().lower() != "application/json":
-        raise form_error((), f"got {shortened(given) or 'none'}")  # a page from elsewhere cannot send this header
-    body, most = bytearray(), request.app.state.service.limits.body_bytes
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise Refused(413, f"The body must be at most {most:,} bytes.")
-    return await in_turn(request, kind.model_validate_json, body)
-
-
-async def in_turn(request: Request, call: Callable[..., T], *given: Any) -> T:
-    """The result of a call outside of the event loop. One client's calls follow each other, and pause as long as they
-    take."""
-    service: Service = request.app.state.service
-    turn = service.turns.setdefault(request.state.client, asyncio.Lock())
-    await turn.acquire()
-    began = time.perf_counter()
-    try:
-        return await run_in_threadpool(call, *given)
-    finally:
-        asyncio.get_running_loop().call_later(time.perf_counter() - began, turn.release)
-
-
 async def models(request: Request) -> dict[str, Any]:
     """The model that is served."""
     service: Service = request.app.state.service
@@ -165,11 +130,10 @@ async def model_named(request: Request, name: str) -> object:
     return about
 
 
-async def completions(request: Request) -> Response:
+async def completions(request: Request, asked: Completion) -> Response:
     """Continue or score texts; see OpenAI's completions."""
     service: Service = request.app.state.service
-    asked = await read(request, Completion)
-    answer = await in_turn(request, service.plan, asked, request.state.owner, request.state.client)
+    answer = await run_in_threadpool(service.plan, asked, request.state.owner, request.state.client)
     answer.start()
     if asked.stream:
         return Sending(answer, _events(answer), "text/event-stream")
@@ -181,16 +145,14 @@ async def completions(request: Request) -> Response:
         raise
     finally:
         watcher.cancel()
-    return Sending(answer, _pieces(content), "application/json", {"content-length": str(len(content))})
+    return Sending(answer, iter([content]), "application/json")
 
 
 class Sending(StreamingResponse):
     """A response that closes its answer when it was sent, or the client has gone."""
 
-    def __init__(
-        self, answer: Answer, content: AsyncIterator[bytes], kind: str, headers: dict[str, str] | None = None
-    ) -> None:
-        super().__init__(content, media_type=kind, headers=headers)
+    def __init__(self, answer: Answer, content: AsyncIterator[bytes] | Iterator[bytes], kind: str) -> None:
+        super().__init__(content, media_type=kind)
         self.answer: Answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,11 +167,6 @@ async def _watch(request: Request, answer: Answer) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     answer.abandon()
-
-
-async def _pieces(content: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(content), PIECE):
-        yield content[start : start + PIECE]
 
 
 async def _events(answer: Answer) -> AsyncIterator[bytes]:
@@ -229,23 +186,17 @@ async def tokenizer_info(request: Request) -> dict[str, object]:
     return {"eos_token": token_name(vocab, eos), "eos_token_id": eos, "bos_token": None, "vocab_size": len(vocab)}
 
 
-async def tokenize(request: Request) -> Response:
+def tokenize(request: Request, asked: Tokenize) -> dict[str, object]:
     """The ids of a text, without the line end before it."""
-    service: Service = request.app.state.service
-    asked = await read(request, Tokenize)
-
-    def content() -> bytes:
-        ids = service.encode(asked.prompt)
-        return json.dumps({"tokens": ids, "count": len(ids)}).encode()
-
-    return Response(await in_turn(request, content), media_type="application/json")
+    ids = request.app.state.service.encode(asked.prompt)
+    return {"tokens": ids, "count": len(ids)}
 
 
-async def detokenize(request: Request) -> dict[str, object]:
+def detokenize(request: Request, asked: Detokenize) -> dict[str, object]:
     """The text of ids."""
-    vocab, asked = request.app.state.service.vocab, await read(request, Detokenize)
+    vocab = request.app.state.service.vocab
     check_ids(asked.tokens, vocab, "tokens")
-    return {"prompt": await in_turn(request, vocab.decode, asked.tokens)}
+    return {"prompt": vocab.decode(asked.tokens)}
 
 
 async def health(_: Request) -> Response:
@@ -299,10 +250,22 @@ def _http_error(request: Request, error: HTTPException) -> Response:
     return _refused(request, Refused(error.status_code, message))
 
 
-def _form_error(request: Request, error: ValidationError) -> Response:
-    first = error.errors(include_url=False, include_context=False)[0]
+def _form_error(request: Request, error: RequestValidationError) -> Response:
+    """One sentence for the first field that is wrong."""
+    first = error.errors()[0]
+    name, message = next(iter(first["loc"][1:]), 0), first["msg"]
+    if isinstance(name, int):  # a place in the body
+        form = "one JSON object of fields, with the header Content-Type: application/json"
+        return _refused(request, Refused(400, f"The body must be {form} ({message})."))
     got = "" if first["type"] == "missing" else f", got {shortened(repr(first['input']))}"
-    return _refused(request, form_error(first["loc"], first["msg"], error.title, got))
+    field = Completion.model_fields.get(name) if request.url.path == "/v1/completions" else None
+    if field is not None and field.description:
+        sentence = f"{name} must be {field.description}{got}."
+    elif first["type"] == "extra_forbidden":
+        sentence = f"{shortened(name)} is no field of a request. Leave it out."
+    else:
+        sentence = f"{shortened(name)} is wrong: {message}{got}."
+    return _refused(request, Refused(400, sentence, shortened(name)))
 
 
 def _client_gone(_: Request, error: Exception) -> Response:

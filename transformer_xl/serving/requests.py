@@ -7,8 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..mistake import shortened
-
 PROMPTS = 64
 """Maximum number of prompts of a request."""
 
@@ -134,19 +132,3 @@ class Tokenize(BaseModel):
 class Detokenize(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
     tokens: list[Token]
-
-
-def form_error(path: tuple[int | str, ...], message: str, kind: str = "", got: str = "") -> Refused:
-    """One sentence for a field of the body of a request of this kind, by its names from outside in."""
-    name = path[0] if path else 0
-    if isinstance(name, int):
-        return Refused(
-            400,
-            f"The body must be one JSON object of fields, with the header Content-Type: application/json ({message}).",
-        )
-    field = Completion.model_fields.get(name) if kind == Completion.__name__ else None
-    if field is not None and field.description:
-        return Refused(400, f"{name} must be {field.description}{got}.", name)
-    if kind == Completion.__name__ and field is None:
-        return Refused(400, f"{shortened(name)} is no field of a request. Leave it out.", shortened(name))
-    return Refused(400, f"{shortened(name)} is wrong: {message}{got}.", shortened(name))
