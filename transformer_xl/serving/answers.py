@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -49,24 +49,6 @@ class Prompt(NamedTuple):
         return len(self.ids) - (not self.leads)
 
 
-class LoopCalls:
-    """Calls from a thread to an event loop. Waking a loop is slow, so it is woken once for all calls that wait."""
-
-    def __init__(self) -> None:
-        self._calls: deque[Callable[[], None]] = deque()
-
-    def send(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        self._calls.append(call)
-        if len(self._calls) == 1:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        while self._calls:
-            self._calls[0]()
-            self._calls.popleft()
-
-
 @dataclass
 class Service:
     """What the server has: a model behind an engine, texts that can be continued, and limits."""
@@ -75,7 +57,6 @@ class Service:
     engine: Engine
     sessions: Sessions
     limits: Limits
-    calls: LoopCalls = field(default_factory=LoopCalls)
     held: Counter[str] = field(default_factory=Counter)
     """Values of each client's answers that are not sent yet."""
 
@@ -226,7 +207,8 @@ class Answer:
     def _receive(self, number: int, event: Event) -> None:
         """Take an event of prompt `number` in the engine's thread."""
         assert self._loop is not None, "start was called"
-        self.service.calls.send(self._loop, partial(self._events.put_nowait, (number, event)))
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
 
     def start(self) -> None:
         """Give the jobs to the engine; `close` must follow. Raises `Refused` if there is no room for them."""
