@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections import Counter, OrderedDict
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
 from ..config.settings import Lengths
 from ..model.inference import KVCache
 
 LEAST = 1 << 15
-"""Bytes that a kept text counts for at least. The system also limits the number of mappings."""
+"""Bytes that a kept text counts for at least."""
 
 
 class Past(NamedTuple):
@@ -32,17 +29,8 @@ class Past(NamedTuple):
         return sum(buffer.nbytes for buffer in self.cache.buffers)
 
     def to_keep(self) -> Past:
-        """The text without encoded distances, and on a CPU as a copy in memory of its own.
-
-        The system gets that memory back when the text goes. Texts of many lengths leave holes in the C library's.
-        """
-        cache, buffers = replace(self.cache, positions=(), reach=0), self.cache.buffers
-        if self.nbytes and buffers[0].is_cpu:
-            memory = torch.frombuffer(mmap.mmap(-1, self.nbytes, access=mmap.ACCESS_COPY), dtype=buffers[0].dtype)
-            torch.cat([buffer.flatten() for buffer in buffers], out=memory)
-            parts = memory.split([buffer.numel() for buffer in buffers])
-            cache.buffers = [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)]
-        return self._replace(cache=cache)
+        """The text without encoded distances."""
+        return self._replace(cache=replace(self.cache, positions=(), reach=0))
 
 
 def reach_of(lengths: Lengths) -> int:
