@@ -300,7 +300,7 @@ def test_a_token_after_half_a_character_begins_after_its_mark() -> None:
 def test_a_body_that_is_no_object_is_refused_in_a_sentence(live: Live, body: bytes) -> None:
     answer = live.client.post("/v1/completions", content=body, headers=JSON)
     message = answer.json()["error"]["message"]
-    assert answer.status_code == 400 and message.startswith("The body must be")
+    assert answer.status_code == 400 and "body" in message and message.endswith(".")
 
 
 def test_other_mistakes_have_openais_form(live: Live) -> None:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from starlette.requests import ClientDisconnect
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
@@ -227,10 +226,6 @@ class Answer:
         self.jobs.clear()  # they hold states, and know this answer: a cycle, which Python would collect late
         self.service.held -= Counter({self.client: self.values})  # a client without values is dropped
         self.values = 0
-
-    def abandon(self) -> None:
-        """Nobody waits: end `deltas`."""
-        self._events.put_nowait((0, ClientDisconnect()))
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """The pieces of all choices, as they come. Events that came together are one piece.

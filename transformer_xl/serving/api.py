@@ -8,6 +8,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..mistake import shortened
@@ -45,7 +45,6 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         Refused: _refused,
         HTTPException: _http_error,
         RequestValidationError: _form_error,
-        ClientDisconnect: _client_gone,
         Exception: _mistake,
     }.items():
         app.add_exception_handler(kind, answer)
@@ -62,13 +61,13 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
     return app
 
 
+@dataclass
 class Gate:
     """What is looked at before anything of a body is read: the name of the server, the token, and who asks."""
 
-    def __init__(self, app: ASGIApp, *, tokens: Sequence[str], names: set[str]) -> None:
-        self.app: ASGIApp = app
-        self.tokens: Sequence[str] = tokens
-        self.names: set[str] = names
+    app: ASGIApp
+    tokens: Sequence[str]
+    names: set[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -137,10 +136,14 @@ async def completions(request: Request, asked: Completion) -> Response:
     answer.start()
     if asked.stream:
         return Sending(answer, _events(answer), "text/event-stream")
-    watcher = asyncio.create_task(_watch(request, answer))
+    whole = asyncio.create_task(answer.whole())
+    watcher = asyncio.create_task(_cancel_if_gone(request, whole))
     try:
-        content = await answer.whole()
-    except BaseException:
+        content = await whole
+    except asyncio.CancelledError:  # the client has gone
+        answer.close()
+        return Response(status_code=499)
+    except Exception:
         answer.close()
         raise
     finally:
@@ -162,11 +165,11 @@ class Sending(StreamingResponse):
             self.answer.close()
 
 
-async def _watch(request: Request, answer: Answer) -> None:
-    """End an answer when the client leaves."""
+async def _cancel_if_gone(request: Request, whole: asyncio.Task[bytes]) -> None:
+    """Cancel what makes an answer when the client leaves."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    answer.abandon()
+    whole.cancel()
 
 
 async def _events(answer: Answer) -> AsyncIterator[bytes]:
@@ -240,14 +243,8 @@ def _mistake(request: Request, error: Exception) -> Response:
 
 
 def _http_error(request: Request, error: HTTPException) -> Response:
-    path = shortened(request.url.path)
-    messages = {
-        400: "The body must be JSON, and it is not.",
-        404: f"There is nothing at {path}. See /openapi.json.",
-        405: f"{shortened(request.method)} is not for {path}. See /openapi.json.",
-    }
-    message = messages.get(error.status_code, str(error.detail))
-    return _refused(request, Refused(error.status_code, message))
+    asked = f"{shortened(request.method)} {shortened(request.url.path)}"
+    return _refused(request, Refused(error.status_code, f"{error.detail}: {asked}. See /openapi.json."))
 
 
 def _form_error(request: Request, error: RequestValidationError) -> Response:
@@ -266,7 +263,3 @@ def _form_error(request: Request, error: RequestValidationError) -> Response:
     else:
         sentence = f"{shortened(name)} is wrong: {message}{got}."
     return _refused(request, Refused(400, sentence, shortened(name)))
-
-
-def _client_gone(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)
