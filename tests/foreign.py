@@ -50,9 +50,10 @@ def classes(**homes: str) -> Iterator[dict[str, type]]:
 def to_theirs(state: dict[str, Tensor], config: TransformerXLConfig, *, reverse: bool = True) -> dict[str, Tensor]:
     """Our state dict by the original's names, with tied arrays under each of them."""
     theirs = {}
-    for entry in entries(config, reverse=reverse):
+    for entry in entries(config):
         array = state[entry.ours] if entry.rows is None else state[entry.ours][entry.rows]
-        theirs[entry.theirs] = entry.form(array.squeeze(0) if entry.theirs in ("r_w_bias", "r_r_bias") else array)
+        array = array.flip(0) if reverse and entry.theirs.startswith("crit.cluster") else array
+        theirs[entry.theirs] = array.squeeze(0) if entry.theirs in ("r_w_bias", "r_r_bias") else array
     return theirs
 
 

@@ -65,7 +65,7 @@ def test_losses_memories_and_gradients_equal_theirs(case):
         for key, gradient in expected.items()
         if key.startswith("gradient.")
     }
-    entry_of = {entry.theirs: entry for entry in entries(model.config, reverse=False, names=theirs)}
+    entry_of = {entry.theirs: entry for entry in entries(model.config, theirs)}
     for name, gradient in theirs.items():
         actual = parameters[entry_of[name].ours].grad[entry_of[name].rows or slice(None)].reshape(gradient.shape)
         torch.testing.assert_close(actual, gradient, rtol=0, atol=max(gradient.abs().max().item(), 1) * bar["atol"])

@@ -49,7 +49,7 @@ def test_losses_memories_and_gradients_equal_theirs(case):
     parameters = dict(model.named_parameters())
     wanted = {name.removeprefix("gradient/"): array for name, array in expected.items() if name.startswith("gradient/")}
     originals = [_canonical(name) for name in wanted]
-    entry_of = {entry.theirs: entry for entry in entries(model.config, reverse=False, names=dict(originals))}
+    entry_of = {entry.theirs: entry for entry in entries(model.config, dict(originals))}
     for (original, transposed), gradient in zip(originals, wanted.values(), strict=True):
         entry = entry_of[original]
         rows = parameters[entry.ours].grad[entry.rows or slice(None)]

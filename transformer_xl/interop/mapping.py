@@ -3,7 +3,7 @@
     word_emb.emb_layers.0.weight             embedding.tables.0
     layers.3.dec_attn.qkv_net.weight         backbone.layers.3.attention.qkv.weight
     crit.out_layers.1.bias                   softmax.bias, the rows of band 1
-    crit.cluster_weight                      softmax.cluster_weight, rows in reverse order
+    crit.cluster_weight                      softmax.cluster_weight
     r_w_bias                                 backbone.content_bias, row 0
 
 Other programs' names are first converted to the original's (`pytorch`, `tensorflow`, `huggingface`).
@@ -32,11 +32,6 @@ class Entry(NamedTuple):
     theirs: str
     ours: str
     rows: slice | None = None
-    flipped: bool = False
-
-    def form(self, array: Tensor) -> Tensor:
-        """Convert theirs to ours, or ours to theirs: reversing rows is its own inverse."""
-        return array.flip(0) if self.flipped else array
 
 
 _LAYER = {
@@ -55,11 +50,10 @@ _LAYER = {
 _BIASES = {"r_w_bias": "backbone.content_bias", "r_r_bias": "backbone.position_bias"}
 
 
-def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] = ()) -> list[Entry]:
+def entries(config: TransformerXLConfig, names: Iterable[str] = ()) -> list[Entry]:
     """The entries of all arrays of a model with this shape.
 
     Args:
-        reverse: the clusters' rows are in reverse order.
         names: the names of a source's arrays. Programs differ in them: biases per layer or stacked, a softmax bias per
             band or one.
     """
@@ -79,9 +73,7 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
         if projected:
             found.append(Entry(f"crit.out_projs.{i}", f"softmax.projections.{i}"))
     if config.cutoffs:
-        found += [
-            Entry(f"crit.{name}", f"softmax.{name}", flipped=reverse) for name in ("cluster_weight", "cluster_bias")
-        ]
+        found += [Entry(f"crit.{name}", f"softmax.{name}") for name in ("cluster_weight", "cluster_bias")]
     for layer in range(config.n_layer):
         found += [
             Entry(f"layers.{layer}.{theirs}", f"backbone.layers.{layer}.{ours}") for theirs, ours in _LAYER.items()
@@ -105,7 +97,7 @@ def fill(model: TransformerXL, source: Source) -> None:
             array to which it is tied.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    found = entries(model.config, reverse=source.dialect.clusters_reversed, names=source.arrays)
+    found = entries(model.config, source.arrays)
     problems: list[str] = []
     missing: dict[int, str] = {}
     filled: set[int] = set()
@@ -115,7 +107,7 @@ def fill(model: TransformerXL, source: Source) -> None:
         if array is None:
             missing.setdefault(place.data_ptr(), entry.theirs)
             continue
-        array = entry.form(array[None] if entry.ours in _BIASES.values() and array.ndim == 2 else array)
+        array = array[None] if entry.ours in _BIASES.values() and array.ndim == 2 else array
         fault = _fault(array, place, place.data_ptr() in filled)
         if fault is None:
             place.copy_(array)

@@ -152,8 +152,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
             "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
         )
-    wanted_here = (*_LENGTHS, "pre_lnorm") if source.dialect.has_pre_lnorm else _LENGTHS
-    unstated = [name for name in wanted_here if name not in stated]
+    unstated = [name for name in (*_LENGTHS, "pre_lnorm") if name not in stated]
     if unstated and example is None:
         source.notes.append(f"Nothing states {', '.join(unstated)}: the defaults of this package are used.")
     sections = {"model": model, **_lengths(source, stated, example)}
@@ -196,7 +195,6 @@ def _model(
     """The settings of the model, without `cutoffs` if they are unknown."""
     model: dict[str, Any] = {
         **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
-        "layer_norm_epsilon": source.dialect.layer_norm_epsilon,
         "zero_memory": source.dialect.zero_memory,
         **({"cutoffs": stated["cutoffs"]} if "cutoffs" in stated else {}),
         **shape,

@@ -20,18 +20,16 @@ from ..runtime.files import read_table
 class Dialect:
     """Differences between a program and the authors' PyTorch code that the weights do not show."""
 
-    layer_norm_epsilon: float = 1e-5
     zero_memory: bool = False
     """A stream begins with `mem_len` zeros that are attended."""
     clusters_reversed: bool = True
-    """Band i has the i-th last of the head's cluster columns, not the i-th."""
+    """Band i has the i-th last of the head's cluster columns, not the i-th. `Source.add` puts them in order."""
     same_length: int = 0
     """With `same_length`, a query attends to `mem_len` keys plus this number."""
     keeps_ties: bool = False
     """A tied array is stored under each of its names."""
     states_training: bool = False
     """The stated lengths are for training, not for evaluation."""
-    has_pre_lnorm: bool = True
 
 
 @dataclass
@@ -68,7 +66,8 @@ class Source:
             kind = f"{array.numel()} numbers of {str(array.dtype).removeprefix('torch.')}"
             kind += "" if plain else ", not stored one by one"
             raise Mistake(f"{self.path} must hold fractions, and {shortened(name)} has {kind}.")
-        self.arrays[canonical] = array
+        reverse = self.dialect.clusters_reversed and canonical in ("crit.cluster_weight", "crit.cluster_bias")
+        self.arrays[canonical] = array.flip(0) if reverse and array.ndim else array
         self.spelled[canonical] = name
 
     def add_arrays(self, state: Mapping[str, Tensor], original: Callable[[str], str] = str) -> None:

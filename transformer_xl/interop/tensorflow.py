@@ -11,9 +11,7 @@ from .bundle import find_bundle, read_bundle
 from .source import Dialect, Source
 from .vocabulary import read_vocabulary
 
-TENSORFLOW = Dialect(
-    layer_norm_epsilon=1e-12, zero_memory=True, clusters_reversed=False, same_length=1, has_pre_lnorm=False
-)
+TENSORFLOW = Dialect(zero_memory=True, clusters_reversed=False, same_length=1)
 _NAMES = (
     (r"adaptive_embed(?:/cutoff_(\d+))?/lookup_table", "word_emb.emb_layers.{}.weight", False),
     (r"adaptive_embed(?:/cutoff_(\d+))?/proj_W", "word_emb.emb_projs.{}", True),
@@ -47,6 +45,7 @@ def read_tensorflow(path: Path) -> Source:
     prefix = find_bundle(path / "model" if (path / "model").is_dir() else path)
     folders = [folder for folder in (prefix.parent.parent / "data", prefix.parent) if folder.is_dir()]
     source = Source(path, TENSORFLOW)
+    source.add_settings({"layer_norm_epsilon": 1e-12, "pre_lnorm": False})
     for name, array in read_bundle(prefix).items():
         if _TRAINING.fullmatch(name):
             source.left_out[name] = "state of the training"
