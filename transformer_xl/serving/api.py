@@ -41,12 +41,8 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
     app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, redirect_slashes=False, max_body_size=most)
     app.state.service = service
     app.add_middleware(Gate, tokens=tokens, names={"localhost", *names})
-    for kind, answer in {
-        Refused: _refused,
-        HTTPException: _http_error,
-        RequestValidationError: _form_error,
-        Exception: _mistake,
-    }.items():
+    answers = {Refused: _refused, HTTPException: _http_error, RequestValidationError: _form_error, Exception: _mistake}
+    for kind, answer in answers.items():
         app.add_exception_handler(kind, answer)
     app.add_api_route("/v1/models", models)
     app.add_api_route("/v1/models/{name:path}", model_named)
@@ -217,10 +213,7 @@ async def metrics(request: Request) -> PlainTextResponse:
     service: Service = request.app.state.service
     engine, sessions = service.engine, service.sessions
     values = {
-        "txl_tokens_read_total": engine.counts.read,
-        "txl_tokens_written_total": engine.counts.written,
-        "txl_steps_total": engine.counts.steps,
-        "txl_step_seconds_total": engine.counts.seconds,
+        **{f"txl_{name}_total": count for name, count in engine.counts.items()},
         "txl_rows": engine.rows,
         "txl_busy": engine.busy,
         "txl_waiting": engine.waiting,

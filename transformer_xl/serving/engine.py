@@ -70,17 +70,6 @@ class Writing:
     """Its slot in the row that it gave up."""
 
 
-@dataclass
-class EngineCounts:
-    """What the engine has done so far."""
-
-    read: int = 0
-    written: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    """Time spent on steps."""
-
-
 class Engine:
     """Texts in, events out. `submit` and `stop` may be called from any thread."""
 
@@ -108,7 +97,7 @@ class Engine:
         self.precision: str = precision
         self.device: torch.device = device_of(model)
         self.model: TransformerXL = model.for_inference(precision)
-        self.counts: EngineCounts = EngineCounts()
+        self.counts: dict[str, float] = {"tokens_read": 0, "tokens_written": 0, "steps": 0, "step_seconds": 0.0}
         self._wake = threading.Condition()
         self._queue: Turns[Job] = Turns(lambda job: job.client)
         self._reading: Turns[Reading] = Turns(lambda reading: reading.job.client)
@@ -208,7 +197,7 @@ class Engine:
             window = torch.from_numpy(ids.astype("int64")).to(self.device)[None]
             reading.state = self._read_segment(job, window, reading.state)
             reading.done += len(ids) - 1
-            self.counts.read += len(ids) - 1
+            self.counts["tokens_read"] += len(ids) - 1
         self._reading.next()
         if reading.done < end:
             self._reading.add(reading)
@@ -286,9 +275,9 @@ class Engine:
         ids = [0 if holder is None else holder.tail[-1] for holder in self._writing]
         rows = torch.tensor(list(holders))
         log_probs = self._log_probs(torch.tensor(ids, device=self.device)[:, None], rows).cpu()
-        self.counts.steps += 1
+        self.counts["steps"] += 1
         seconds = time.perf_counter() - started
-        self.counts.seconds += seconds
+        self.counts["step_seconds"] += seconds
         self._lead -= seconds
         broken = log_probs.isnan().any(dim=1).tolist()
         groups: defaultdict[tuple[object, ...], dict[int, Writing]] = defaultdict(dict)
@@ -331,7 +320,7 @@ class Engine:
     def _wrote(self, row: int, holder: Writing, token: int, log_prob: float, top: Top) -> None:
         text = holder.writer.write(token)
         holder.tail, holder.written = [*holder.tail, token][-3:], holder.written + 1
-        self.counts.written += 1
+        self.counts["tokens_written"] += 1
         holder.job.emit(Wrote(holder.index, token, text, log_prob, top))
         if holder.writer.ended or holder.written == holder.job.max_tokens:
             job, reason = holder.job, "stop" if holder.writer.ended else "length"

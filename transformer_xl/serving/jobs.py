@@ -86,11 +86,10 @@ class Turns(Generic[Item]):
     def __init__(self, client_of: Callable[[Item], str]) -> None:
         self._client_of: Callable[[Item], str] = client_of
         self._clients: dict[str, deque[Item]] = {}
-        self._count = 0
 
     def __len__(self) -> int:
         """The number of items; may be asked in any thread."""
-        return self._count
+        return sum(map(len, list(self._clients.values())))
 
     def __iter__(self) -> Iterator[Item]:
         return chain.from_iterable(self._clients.values())
@@ -101,12 +100,10 @@ class Turns(Generic[Item]):
 
     def add(self, item: Item) -> None:
         self._clients.setdefault(self._client_of(item), deque()).append(item)
-        self._count += 1
 
     def put_back(self, item: Item) -> None:
         """Add an item before the others of its client."""
         self._clients.setdefault(self._client_of(item), deque()).appendleft(item)
-        self._count += 1
 
     def first(self, load: Callable[[str], int] = lambda client: 0) -> Item:
         """The first item of the client with the least load; among several, of the one that waits longest."""
@@ -119,14 +116,12 @@ class Turns(Generic[Item]):
         item = items.popleft()
         if items:
             self._clients[client] = items
-        self._count -= 1
         return item
 
     def keep(self, chosen: Callable[[Item], bool]) -> None:
         """Forget the other items."""
         kept = {client: deque(filter(chosen, items)) for client, items in self._clients.items()}
         self._clients = {client: items for client, items in kept.items() if items}
-        self._count = sum(map(len, self._clients.values()))
 
 
 def has_room(most: int, held: int, own: int, new: int) -> bool:
