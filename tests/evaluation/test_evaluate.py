@@ -250,7 +250,7 @@ def test_a_temperature_applies_to_the_whole_distribution(variant, temperature, m
 
 @pytest.mark.parametrize("temperature", [0.0, math.nan])
 def test_an_invalid_temperature_is_refused(temperature):
-    with pytest.raises(ValueError, match="temperature must be above 0 and finite, got"):
+    with pytest.raises(ValueError, match="temperature must be above 0, got"):
         Tempered(small_model(), temperature)
 
 
@@ -364,7 +364,7 @@ class TestRun:
             ({"dynamic": "sgd", "dynamic_epsilon": 0.1}, "--dynamic-epsilon needs --dynamic rms"),
             ({"dynamic": "rms", "dynamic_epsilon": 0.0}, "--dynamic-epsilon must be above 0"),
             ({"dynamic": "rms", "dynamic_lr": -1.0}, "--dynamic-lr must be at least 0 and at most"),
-            ({"temperature": 0.0}, "--temperature must be above 0 and finite, got 0.0"),
+            ({"temperature": 0.0}, "--temperature must be above 0, got 0.0"),
         ],
     )
     def test_options_that_exclude_each_other_are_refused_in_one_sentence(self, run, asked, sentence):

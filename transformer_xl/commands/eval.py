@@ -73,6 +73,7 @@ class Eval:
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)
         problems, own = trained.problems, trained.config.eval
+        problems.bound(self, "temperature", above=0)
         learning = self._learning(problems)
         usual = {"batch_size": 1} if learning or self.sliding is not None else {}  # they read one stream
         usual |= {} if self.sliding is None else {"context_len": 0}
@@ -108,9 +109,7 @@ class Eval:
     def _learning(self, problems: Problems) -> DynamicConfig | None:
         """How the model learns while it scores; None: it does not. Mistakes are added to the problems."""
         from ..evaluation.dynamic import DynamicConfig
-        from ..evaluation.score import check_temperature
 
-        problems.attempt(lambda: check_temperature(self.temperature), OPTION)
         asked = {name: getattr(self, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
         given = {name: value for name, value in asked.items() if value is not None}
         rule = self.dynamic

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from ..config.problems import Checked, Problem
+from ..config.problems import Checked, Problem, out_of_bounds
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
@@ -85,14 +85,8 @@ class Sampling(Checked):
     """Called with the ids that a row has drawn; returns those of which one may follow, for instance by a grammar."""
 
     def _problems(self) -> Iterator[Problem]:
-        if not 0 <= self.temperature < float("inf"):
-            sentence = f"{{}} must be at least 0 and finite, got {self.temperature}. Use 0 for the likeliest token."
-            yield Problem(("temperature",), sentence)
-        if self.top_k < 0:
-            yield Problem(("top_k",), f"{{}} must be at least 0, got {self.top_k}. Use 0 to draw from all tokens.")
-        if not 0 < self.top_p <= 1:
-            sentence = f"{{}} must be above 0 and at most 1, got {self.top_p}. Use 1 to draw from all tokens."
-            yield Problem(("top_p",), sentence)
+        yield from out_of_bounds(self, "temperature", "top_k", least=0)
+        yield from out_of_bounds(self, "top_p", above=0, most=1)
         if isinstance(self.stop, str):
             yield Problem(("stop",), f"{{}} must be a tuple of texts, got {self.stop!r}.")
         elif not all(self.stop):

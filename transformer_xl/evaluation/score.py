@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from ..config.problems import Problem, WrongSettings
+from ..config.problems import out_of_bounds, refuse_settings
 from ..config.settings import Lengths, TransformerXLConfig
 from ..data.loader import Segment
 from ..mistake import Mistake
@@ -169,9 +169,9 @@ class Tempered(nn.Module):
 
     def __init__(self, model: Reader, temperature: float):
         super().__init__()
-        check_temperature(temperature)
         self.model: Reader = model
         self.temperature: float = temperature
+        refuse_settings(out_of_bounds(self, "temperature", above=0))
 
     def forward(
         self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
@@ -204,13 +204,6 @@ def inference(model: Scoring, precision: str) -> Iterator[Scoring]:
     """A copy of the model without gradients and dropout, in this precision; the model itself does not change."""
     with torch.no_grad(), autocast(precision, device_of(model)):
         yield model.for_inference(precision)
-
-
-def check_temperature(temperature: float) -> None:
-    """Raise `Mistake` if log-probabilities cannot be divided by this."""
-    if not 0 < temperature < math.inf:
-        sentence = f"{{}} must be above 0 and finite, got {temperature}. Use 1 for the model as it is."
-        raise WrongSettings([Problem(("temperature",), sentence)])
 
 
 def device_of(model: Scoring) -> torch.device:
