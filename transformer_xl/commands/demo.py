@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 PROMPT = "class Memory:\n"
 SAMPLE = 400
 """Number of tokens of text to generate."""
-SPARE = 0.05
-"""Share of the time reserved for the end of the demo: the compressors and the page."""
-AFTER = 0.3
-"""Maximum share of the time after the first step that is reserved for the work after training."""
+TRAINED, SCORED = 0.7, 0.95
+"""Shares of the time after which training and scoring end. The rest is for the compressors and the page."""
 SPEED_UP = 2.5
 """Assumed ratio of the speeds of scoring and training; the true one is at least this."""
 VALIDATION_SECONDS, LINE_SECONDS = 1.0, 2.0
@@ -75,7 +73,7 @@ class Demo:
             if self.out is None:
                 empty_folder(folder)
             seconds = 60 * self.minutes
-            status = show(Run(folder), corpus, begun + (1 - SPARE) * seconds)
+            status = show(Run(folder), corpus, begun + TRAINED * seconds, begun + SCORED * seconds)
         if status == 0:
             kept = "" if self.out else " (the next demo takes its place)"
             took = time.perf_counter() - begun
@@ -93,37 +91,30 @@ class Plan:
 
     train: TrainConfig
     end: float
-    """The time at which the work after training must be done."""
-    targets: int
-    """Number of targets to score after training."""
+    """The time at which training must be done."""
     tokens: int
     """Number of tokens of the training split."""
     first: float = 0.0
     """The time at the end of the first step, which takes longer than the others."""
-    seconds: float = 0.0
-    """Duration of all steps so far."""
 
     def __call__(self, trainer: Trainer) -> TrainConfig:
         """The settings for the rest of the run."""
         from ..data.choose import left_out
 
         now, step = time.perf_counter(), trainer.step
-        took, self.seconds = trainer.seconds - self.seconds, trainer.seconds
         self.first = self.first or now
-        pace = (now - self.first) / (step - 1) if step > 1 else took
-        scored = SPEED_UP * self.train.batch_size * self.train.tgt_len / pace
-        # Generating a token takes less than a sixty-fourth of a step.
-        after = min(self.targets / scored + SAMPLE / 64 * pace, AFTER * (self.end - self.first))
-        left = self.end - after - now
+        pace = (now - self.first) / (step - 1) if step > 1 else trainer.seconds
+        left = self.end - VALIDATION_SECONDS - now
         steps = step + max(int(left / pace), step == 1 and left > 0)
         share = left_out(steps * self.train.batch_size * self.train.tgt_len / self.tokens)
         trainer.model.set_ngram_dropout(share)
+        scored = SPEED_UP * self.train.batch_size * self.train.tgt_len / pace
         return replace(
             self.train,
             max_steps=steps,
             warmup_steps=min(self.train.warmup_steps, steps // 10),
             eval_tokens=max(min(self.train.eval_tokens, int(VALIDATION_SECONDS * scored)), 1),
-            log_every=1 << max(int(math.log2(LINE_SECONDS / max(took, pace))), 0),  # a power of 2: no gaps
+            log_every=1 << max(int(math.log2(LINE_SECONDS / pace)), 0),  # a power of 2: no gaps
         )
 
 
@@ -143,8 +134,9 @@ def library_corpus() -> Corpus:
     return Corpus.build(folder, texts, name="library", reuse=True)
 
 
-def show(run: Run, corpus: Corpus, end: float) -> int:
-    """Run the demo in the folder of `run`. The slow work is done at the time `end`. Returns the exit status."""
+def show(run: Run, corpus: Corpus, trained: float, end: float) -> int:
+    """Run the demo in the folder of `run`: train until the time `trained` and score until `end`. Returns the exit
+    status."""
     from ..report.page import write_page
     from ..run.checkpoint import load_model
     from ..runtime.ranks import Ranks
@@ -156,8 +148,7 @@ def show(run: Run, corpus: Corpus, end: float) -> int:
     config = replace(config, corpus=replace(config.corpus, name=str(corpus.path)))
     start = prepare(config, run, Origin("text-fast"), Ranks())
     test = corpus.split("test")
-    targets = start.config.train.eval_tokens + 3 * len(test.ids)
-    plan = Plan(start.config.train, end, targets, len(corpus.split("train").ids))
+    plan = Plan(start.config.train, trained, len(corpus.split("train").ids))
     if status := train_and_save(start, run, Ranks(), replan=plan):
         return status
     loaded = load_model(run.path, device=start.config.train.device)
@@ -190,35 +181,30 @@ def write_sample(loaded: LoadedModel, end: float) -> None:
 def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResult], bytes]:
     """Score the same targets with a memory longer than in training, as in training, and without one.
 
-    This ends at the time `end`. The results are for the first segments, as many as all three could score; the scored
-    bytes are returned too.
+    The longest memory, which takes longest, reads as much as it can in a third of the time until `end`; the others
+    read the same. The scored bytes are returned too.
     """
     import torch
 
     from ..data.loader import StreamLoader
     from ..evaluation.score import evaluate
 
-    config = loaded.config
+    config, now = loaded.config, time.perf_counter()
     loader = StreamLoader(test, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len)
-    memories, common = (2 * config.train.mem_len, config.train.mem_len, 0), len(loader)
-    passes: list[tuple[EvalResult, list[float]]] = []
-    for done, mem_len in enumerate(memories):
-        nats: list[float] = []
-        now = time.perf_counter()
-        shown = report_progress(islice(loader, common), f"scoring with a memory of {mem_len:,}", common)
+    read: list[Segment] = []
+    results = []
+    for mem_len in (2 * config.train.mem_len, config.train.mem_len, 0):
+        segments = report_progress(read or loader, f"scoring with a memory of {mem_len:,}")
         result = evaluate(
             loaded.model,
-            before(now + (end - now) / (len(memories) - done), shown),
+            segments if read else before(now + (end - now) / 3, segments),
             replace(config.eval_lengths, mem_len=mem_len, attn_len=None),
             precision=config.train.precision,
-            dump=lambda _, nll, nats=nats: nats.append(nll.cpu().sum(dtype=torch.float64).item()),
+            dump=None if read else lambda segment, _: read.append(segment),
         )
-        passes.append((result, nats))
-        common = len(nats)
-    targets = torch.cat([segment.targets for segment in islice(loader, common)], dim=1)
-    scored = targets[targets >= 0].numpy()
-    results = [replace(result, nats=sum(nats[:common]), targets=len(scored)) for result, nats in passes]
-    return results, loaded.vocab.decode_bytes(scored)
+        results.append(result)
+    targets = torch.cat([segment.targets for segment in read], dim=1)
+    return results, loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
 
 
 def before(end: float, segments: Iterable[Segment]) -> Iterator[Segment]:
@@ -245,5 +231,4 @@ def compare(results: Sequence[EvalResult], scored: bytes, held_out: int) -> None
     show_table(f"bits per byte on {some}{held_out:,} bytes of files held out", ["", "bpc"], rows)
     ours, gzipped = min(result.bpc for result in results), figures["gzip -9"]
     verdict = "It beats gzip -9" if ours < gzipped else "It did NOT beat gzip -9"
-    advice = " Compressors do better on more text: more --minutes score more." if some else ""
-    print(f"{verdict}: {ours:.3f} against {gzipped:.3f} bits per byte.{advice}", flush=True)
+    print(f"{verdict}: {ours:.3f} against {gzipped:.3f} bits per byte.", flush=True)
