@@ -242,6 +242,7 @@ def most_attended(memory: Float[np.ndarray, "*rows S"]) -> Bool[np.ndarray, "*ro
     return marked
 
 
+@torch.no_grad()
 def position_attention(
     model: TransformerXL,
     ids: Integer[np.ndarray, " L"],
@@ -256,52 +257,38 @@ def position_attention(
     """Attention of `ids[position]` in all layers and heads, as if all tokens since `start` were read before it; without
     a memory, the `context_len` tokens before it are. It begins a segment of `count` tokens.
 
-    Zeros before a text (`zero_memory`) are not tokens and are left out.
+    Only the segments that can reach it are read. Zeros before a text (`zero_memory`) are not tokens and are left out.
     """
-    text = ids[: position + count].astype(np.int64)
-    rows = _attention_after(model, text, position, lengths, precision, start, context_len)
-    reach = lengths.mem_len + context_len + 1
-    columns = min(reach, lengths.attn_len or reach, position + 1 - start)
-    memory = columns - 1 if lengths.mem_len else 0
-    to_memory = np.zeros((*rows[0].shape[:-1], len(rows), memory))
-    for query, probability in enumerate(rows):  # the newest token of the memory is query + 1 before this one
-        known = probability[..., query + 1 : query + 1 + memory]
-        to_memory[..., query, memory - known.shape[-1] :] = known[..., ::-1]
-    seen = text[position + 1 - columns : position + 1]
-    return PositionAttention(position, seen, rows[0][..., columns - 1 :: -1], text[position:], to_memory)
-
-
-@torch.no_grad()
-def _attention_after(
-    model: TransformerXL,
-    ids: Integer[np.ndarray, " L"],
-    position: int,
-    lengths: Lengths,
-    precision: str,
-    start: int,
-    context_len: int = 0,
-) -> list[Float[np.ndarray, "N H S"]]:
-    """The attention by distance of each token from `position` on, which are one segment; before it, segments since
-    `start` that can reach it are read, or `context_len` tokens with it."""
-    device = next(model.parameters()).device
+    device, layers = next(model.parameters()).device, len(attending_layers(model))
     reader = model.for_inference(precision)
-    tokens = torch.from_numpy(ids.astype(np.int64))[None].to(device)
-    reach = len(attending_layers(model)) * (lengths.mem_len + lengths.tgt_len)
-    reach += 0 if model.ngrams is None else model.ngrams.reach
+    text = ids[: position + count].astype(np.int64)
+    tokens = torch.from_numpy(text)[None].to(device)
     first = max(position - context_len, start)
-    start += max(first - reach - start, 0) // lengths.tgt_len * lengths.tgt_len
-    memory = reader.empty_memory(1, lengths)
-    found: list[list[Float[np.ndarray, "H S"]]] = [[] for _ in range(len(ids) - position)]
+    reach = layers * (lengths.mem_len + lengths.tgt_len) + (0 if model.ngrams is None else model.ngrams.reach)
+    begin = start + max(first - reach - start, 0) // lengths.tgt_len * lengths.tgt_len
+    targets, most = len(text) - position, lengths.mem_len + context_len
+    by_distance = np.zeros((targets, layers, model.config.n_head, most + targets))
 
     def add(maps: Maps) -> None:
         queries = maps.probability[0, 0].double().cpu().numpy().swapaxes(0, 1)
         for query, probability in enumerate(queries, first + maps.first - position):
             if query >= 0:
-                found[query].append(probability)
+                by_distance[query, maps.layer, :, : probability.shape[-1]] = probability
 
+    memory = reader.empty_memory(1, lengths)
     with autocast(precision, device):
-        for begin in range(start, first, lengths.tgt_len):
-            _, memory = reader.hidden(tokens[:, begin : min(begin + lengths.tgt_len, first)], memory, lengths)
+        for read in range(begin, first, lengths.tgt_len):
+            _, memory = reader.hidden(tokens[:, read : min(read + lengths.tgt_len, first)], memory, lengths)
         with watch_attention(reader, add):
             reader.hidden(tokens[:, first:], memory, lengths)
-    return [np.stack(layers) for layers in found]
+    columns = min(most + 1, lengths.attn_len or most + 1, position + 1 - start)
+    known = columns - 1 if lengths.mem_len else 0
+    # The newest token of the memory is query + 1 before each query.
+    to_memory = [by_distance[query, ..., query + 1 : query + 1 + known] for query in range(targets)]
+    return PositionAttention(
+        position,
+        text[position + 1 - columns : position + 1],
+        by_distance[0, ..., columns - 1 :: -1],
+        text[position:],
+        np.stack(to_memory, axis=2)[..., ::-1],
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +53,7 @@ class Attention:
         from ..analysis import attention, heads
         from ..analysis.comparison import save_arrays
         from ..analysis.figures import if_possible
-        from ..data.loader import StreamLoader
+        from ..evaluation.splits import segments_of
         from ..interop.hub import local
         from ..run.trained import TrainedRun
 
@@ -74,10 +74,8 @@ class Attention:
         positions = self.positions or (max(tokens // 2, 1),)
         rows = _streams(tokens, config.eval.batch_size, lengths)
         again = config.context_len(lengths)
-        loader = StreamLoader(
-            split, batch_size=rows, tgt_len=lengths.tgt_len, max_tokens=self.max_tokens, context_len=again
-        )
-        segments = report_progress(loader, "averaging")
+        how = replace(config.eval, batch_size=rows, max_tokens=self.max_tokens)
+        segments = report_progress(segments_of(loaded, split, lengths, how), "averaging")
         average = attention.average_attention(loaded.model, segments, lengths, context_len=again, precision=precision)
         trained.refuse_diverged(average.sums, average.entropy)
         looks = []
