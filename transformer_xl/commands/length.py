@@ -40,8 +40,8 @@ class Length(ComparisonOptions):
         for name, run in zip(group.names, group.runs, strict=True):
             own = run.config.eval
             how = replace(own, max_tokens=self.max_tokens, batch_size=self.batch_size or own.batch_size)
-            model, precision = run.load().model, group.precision
-            found = sweep(model, run.config, group.split, lengths, group.vocab, how=how, precision=precision)
+            model = run.load().model
+            found = sweep(model, run.config, group.split, lengths, group.vocab, how=how, precision=run.precision)
             run.refuse_diverged(np.array([result.loss for result in found.results]))
             readings[name] = found.description
             results = []
@@ -62,7 +62,7 @@ class Length(ComparisonOptions):
             marks[found.shortest] = "as good as the best"
             marks[found.best] = "best"  # a point has one mark; later ones replace earlier ones
             curves[name] = Curve(np.array(found.attn_lens), np.array(found.figures), marks=marks)
-        facts, folder = {"tolerance": TOLERANCE} | group.facts(figures), self.folder(group, "length")
+        facts, folder = {"tolerance": TOLERANCE} | group.facts(figures), self.out or group.runs[0].path / "length"
         write_whole(folder / "length.json", json.dumps(facts, indent=1) + "\n")
         title = "attention length in tokens"
         paths = if_possible(lambda: draw_curves(folder / "length", {"": curves}, title, group.unit))

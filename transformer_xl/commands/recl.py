@@ -73,7 +73,7 @@ class Recl(ComparisonOptions):
         ]
         facts = group.facts(figures) | {"positions": self.positions, "seed": seed, "threshold": measures.THRESHOLD}
         facts |= {"contexts": contexts.tolist(), "recl": [_as_json(share, group.names) for share in shares]}
-        folder = self.folder(group, "recl")
+        folder = self.out or group.runs[0].path / "recl"
         arrays = {"losses": losses.astype(np.float32), "positions": targets, "contexts": contexts}
         save_arrays(folder / "recl", facts, arrays | {"names": np.array(group.names)})
         known = np.exp if group.unit == "ppl" else partial(np.multiply, 1 / np.log(2))
@@ -101,13 +101,16 @@ def _losses(
     from ..analysis import recl as measures
 
     losses, readings = [], []
-    score: Any = partial(measures.true_losses, ids=group.split.ids, positions=targets, precision=group.precision)
+    ids, size = group.split.ids, options.batch_size
     for run in group.runs:
         plan = measures.feeding_of(run.config, options.max_context)
         seen = np.minimum(contexts, plan.most)
-        losses.append(score(run.load().model, contexts=seen, lengths=plan.lengths, batch_size=options.batch_size))
+        model, how = run.load().model, plan.lengths
+        found = measures.true_losses(model, ids, targets, seen, how, batch_size=size, precision=run.precision)
+        del model  # before the next one is loaded
+        run.refuse_diverged(found)
+        losses.append(found)
         readings.append(plan.description)
-        run.refuse_diverged(losses[-1])
     return np.stack(losses), readings
 
 

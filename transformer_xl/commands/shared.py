@@ -54,17 +54,31 @@ class ComparisonOptions:
     json: bool = False
 
     def compared(self, precision: Precision, problems: Problems) -> Comparison:
-        """The runs and the text that they are compared on."""
+        """Open the runs, and the text on which they are compared. If there are `problems`, raise `Mistake` before."""
         from ..analysis.comparison import Comparison
+        from ..evaluation.score import figure
         from ..interop.hub import local
+        from ..run.checkpoint import load_vocab
+        from ..run.folder import find_checkpoint, short_names
+        from ..run.trained import TrainedRun
 
         check_folder(self.out, problems)
-        runs, where = list(map(local, self.runs)), self.device
-        return Comparison(runs, problems, data=self.data, split=self.split, device=where, precision=precision)
-
-    def folder(self, group: Comparison, name: str) -> Path:
-        """The folder for the files, which is `name` in the first run if the user gave none."""
-        return self.out or group.runs[0].path / name
+        if not self.runs:
+            problems.append("RUN must be at least one run, got none.")
+        problems.refuse()
+        runs = [TrainedRun(local(run), self.device, precision) for run in self.runs]
+        for each in runs:
+            each.problems.refuse()
+        [vocab, *others] = [load_vocab(find_checkpoint(each.path)) for each in runs]
+        for each, other in zip(runs[1:], others, strict=True):
+            if other != vocab:
+                problems.append(
+                    f"All runs must have the same vocabulary, because they are compared target by target; {each.path} "
+                    f"has {other}, and {runs[0].path} {vocab}. Leave one of them out."
+                )
+        problems.refuse()
+        split = runs[0].text(vocab, self.data, self.split, "test")
+        return Comparison(runs, short_names([run.path for run in runs]), vocab, split, figure(vocab.unit, 0.0)[0])
 
 
 REGISTRY = ConstructorRegistry()
