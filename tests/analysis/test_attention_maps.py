@@ -402,5 +402,3 @@ def test_a_missing_matplotlib_is_named_in_one_sentence(home: Path, tmp_path: Pat
     assert looked(home, tmp_path, max_tokens=50)["queries"] == 50
     shown = capsys.readouterr()
     assert "pip install matplotlib" in shown.err and shown.out.splitlines()[-1] == f"Arrays are in {tmp_path}."
-    with pytest.raises(ValueError, match="pip install matplotlib"):
-        draw_by_distance(tmp_path / "average", {"": np.ones((1, 1, 3))}, "title")

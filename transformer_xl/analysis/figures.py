@@ -8,14 +8,13 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ..mistake import Mistake, shortened
 from ..runtime.files import write_whole
 from .recl import ReclResult
 
@@ -178,7 +177,7 @@ def draw_passage(stem: Path, tokens: Sequence[str], heads: Mapping[str, HeadAtte
     layout = _lay_out(tokens)
     lines = layout[-1][1] + 4
     rows = 2 + lines * len(heads)
-    figure = _figure(CELL[0] * (LINE + 4), CELL[1] * rows, layout="none")
+    figure = _figure(CELL[0] * (LINE + 4), CELL[1] * rows, layout=None)
     axis = figure.add_axes((2 / (LINE + 4), 0, LINE / (LINE + 4), 1), xlim=(0, LINE), ylim=(rows, 0))
     axis.set_axis_off()
     axis.text(LINE / 2, 1, title, fontsize=10, ha="center")
@@ -234,7 +233,9 @@ def _lay_out(tokens: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _write(axis: Axes, tokens: Sequence[str], head: HeadAttention, layout: Sequence[tuple[int, int]], top: int) -> None:
-    colours, (probability, marked) = load_matplotlib().colormaps["Oranges"], head
+    from matplotlib import colormaps
+
+    colours, (probability, marked) = colormaps["Oranges"], head
     most = max(float(probability[:-1].max(initial=0.0)), 1e-12)
     for i, (token, (column, row)) in enumerate(zip(tokens, layout, strict=True)):
         own = i == len(layout) - 1
@@ -249,25 +250,18 @@ def if_possible(draw: Callable[[], list[Path]]) -> list[Path]:
     """The files that `draw` writes; without matplotlib none, and a sentence on standard error, because the numbers do
     not need it."""
     try:
-        load_matplotlib()
-    except Mistake as error:
-        print(f"txl: {error}", file=sys.stderr)
+        import_module("matplotlib")
+    except (ImportError, ValueError) as error:  # ValueError: an unknown MPLBACKEND
+        failed = f"Pictures need matplotlib; its import failed: {error}. Run `pip install matplotlib`."
+        print(f"txl: {failed}", file=sys.stderr)
         return []
     return draw()
 
 
-def load_matplotlib() -> ModuleType:
-    """Import matplotlib and `matplotlib.figure`. Raises a `Mistake` if that fails."""
-    try:
-        import matplotlib
-        import matplotlib.figure
-    except (ImportError, ValueError) as error:  # ValueError: an unknown MPLBACKEND
-        raise Mistake(f"Pictures need matplotlib; its import failed: {error}. Run `pip install matplotlib`.") from error
-    return matplotlib
+def _figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
+    from matplotlib.figure import Figure
 
-
-def _figure(width: float, height: float, layout: str = "constrained") -> Figure:
-    return load_matplotlib().figure.Figure(figsize=(width, height), layout=layout)
+    return Figure(figsize=(width, height), layout=layout)
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
@@ -277,13 +271,7 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the font shows a box for a missing character
         for form in ("png", "svg"):
             file = io.BytesIO()
-            try:
-                figure.savefig(file, format=form, dpi=160)
-            except RuntimeError as error:
-                if not load_matplotlib().rcParams["text.usetex"]:
-                    raise
-                reason = shortened(str(error))
-                raise Mistake(f"{stem} needs LaTeX ({reason}). Set text.usetex to False in matplotlibrc.") from error
+            figure.savefig(file, format=form, dpi=160)
             paths.append(stem.with_name(f"{stem.name}.{form}"))
             write_whole(paths[-1], file.getvalue())
     return paths
