@@ -263,14 +263,6 @@ class TestFiles:
         (damaged / "config.json").symlink_to("/proc/self/mem")
         assert "damaged/config.json: Input/output error" in refused(words("eval damaged"), capsys)
 
-    def test_a_missing_folder_is_named(self, home, tmp_path, monkeypatch, capsys):
-        (tmp_path / "gone").mkdir()
-        monkeypatch.chdir(tmp_path / "gone")
-        (tmp_path / "gone").rmdir()
-        assert main(["env"]) == 2
-        assert "The folder in which txl was started is gone" in capsys.readouterr().err
-        monkeypatch.chdir(home)
-
     @pytest.mark.parametrize("file", ["vocab.json", "test.bin"])
     def test_opening_a_store_does_not_wait_for_a_pipe(self, home, file, capsys):
         shutil.rmtree("odd", ignore_errors=True)

@@ -190,11 +190,6 @@ def test_an_interrupt_is_reported(monkeypatch, capsys):
     assert capsys.readouterr().err == "txl: Interrupted.\n"
 
 
-def test_a_name_outside_the_encoding_of_the_locale_is_reported(monkeypatch, capsys):
-    monkeypatch.setattr("transformer_xl.commands.env.Env.run", lambda _: "a = 'caf\udce9.txt'\n".encode())
-    assert refused(["env"], capsys) == ["'caf\\udce9.txt' is not text in utf-8. Rename it, or set LC_ALL=C.UTF-8."]
-
-
 @pytest.mark.parametrize("fault", ["int('x')", "[][0]", "import numpy; numpy.zeros(3).reshape(2)", "assert False"])
 def test_a_bug_keeps_its_traceback(fault: str, monkeypatch):
     def faulty(_: object) -> None:

@@ -107,19 +107,6 @@ def test_a_launch_with_wrong_numbers_is_refused_in_one_sentence(wrong, environme
         assert told.startswith("txl: The variable ") and told.count("\n") == 1 and next(iter(wrong)) in told
 
 
-@pytest.mark.parametrize("width", ["5", "1", "0", "-3", "wide", "1000000000"])
-def test_help_is_printed_on_a_terminal_of_any_width(width, monkeypatch, capsys):
-    """tyro's columns never end on a terminal of five columns or fewer."""
-    monkeypatch.setenv("COLUMNS", width)
-    assert "--dynamic" in shown_help("eval", capsys)
-
-
-def test_help_is_printed_on_a_terminal_that_reports_one_column(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "")
-    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((1, 24)))
-    assert "--dynamic" in shown_help("eval", capsys)
-
-
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:x", "cuda:-1", "CPU", "", "cpu:0", "cuda:2", "cuda:999999999"])
 def test_a_device_that_is_not_here_is_refused_in_our_own_words(device, count, monkeypatch):
@@ -290,7 +277,7 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
         ("generate run --prompt '@a\rb'", "There is no file a\\rb. Give a text file"),
         ("generate run --prompt @", "There is no file ''. Give a text file"),
         (f"generate run --from-test 5 --at {'9' * 5000}", "--at must be a position, from 0, or random"),
-        ("--help extra", "env, got 'extra'."),
+        ("--hepl", "env, got '--hepl'."),
         ("report run --device foo", "torch finds no other here, got 'foo'"),
         ("train --resume --out run --train.max-steps 3", "train.max_steps must be at least 4, the step that run has"),
     ],

@@ -27,8 +27,6 @@ from . import COMMANDS, command_class
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """Torch's errors for a tensor that does not fit into memory."""
-NARROWEST = 40
-"""Smallest number of columns for help and tables."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """The variables that control how threads of GNU's OpenMP wait for each other."""
 SPINS = "1000"
@@ -46,8 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters that a model writes
             stream.reconfigure(errors="replace")
-    if shutil.get_terminal_size().columns < NARROWEST:  # tyro does not end on fewer than 8
-        os.environ["COLUMNS"] = str(NARROWEST)
     if not any(name in os.environ for name in WAITING):  # before torch loads OpenMP, which reads it once
         os.environ["GOMP_SPINCOUNT"] = SPINS
     with redirect_stdout(Output(sys.stdout)), redirect_stderr(LastingOutput(sys.stderr)):
@@ -86,15 +82,11 @@ def dispatch(arguments: list[str]) -> int:
 
         print(f"txl {__version__}")
         return 0
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+    if arguments and arguments[0] not in (*COMMANDS, "-h", "--help"):
         near = did_you_mean(arguments[0], COMMANDS)
         raise Mistake(f"The command must be one of {', '.join(COMMANDS)}, got {arguments[0]!r}.{near}")
     if rank_and_size()[1] > 1 and arguments[:1] not in ([], ["train"]):
         raise Mistake(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise FileNotFoundError("The folder in which txl was started is gone. Change to another one.") from None
     if own := os.environ.get("TXL_IMPORT"):
         import_own_kinds(Path(own))
     if not arguments or arguments[0].startswith("-"):
@@ -104,8 +96,6 @@ def dispatch(arguments: list[str]) -> int:
 
 def show_help(arguments: Sequence[str]) -> int:
     """Print the commands. The exit status is 0 with `--help`, and that of a mistake without."""
-    if others := [word for word in arguments if word not in ("-h", "--help")]:
-        raise Mistake(f"The command must be one of {', '.join(COMMANDS)}, got {others[0]!r}.")
     columns, widest = shutil.get_terminal_size().columns, max(map(len, COMMANDS)) + 2
     lines = [f"{name:{widest}}{what}" for name, what in COMMANDS.items()]
     print("usage: txl COMMAND [OPTIONS]\n\nTransformer-XL. Commands:\n")
@@ -156,9 +146,6 @@ def users_sentence(error: Exception) -> str | None:
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}."
-    if isinstance(error, UnicodeEncodeError):
-        before, after = error.object[: error.start].split()[-1:], error.object[error.start :].split()[:1]
-        return f"{''.join(before + after)} is not text in {error.encoding}. Rename it, or set LC_ALL=C.UTF-8."
     if isinstance(error, Mistake | FloatingPointError) or (isinstance(error, OSError) and error.strerror is None):
         return "\n".join([str(error), *getattr(error, "__notes__", [])])
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
