@@ -26,7 +26,7 @@ from transformer_xl.analysis.attention import (
     terms_by_distance,
     watch_attention,
 )
-from transformer_xl.analysis.figures import LINE, _lay_out, draw_by_distance, draw_passage
+from transformer_xl.analysis.figures import draw_by_distance, draw_targets
 from transformer_xl.commands.attention import Attention
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
 from transformer_xl.data.loader import Segment, StreamLoader
@@ -306,7 +306,7 @@ def looked(home: Path, out: Path | None, **options: Any) -> dict[str, Any]:
 def test_the_command_writes_pictures_arrays_and_their_names(home: Path, tmp_path: Path, capsys):
     facts = looked(home, tmp_path, heads=("2.1", "3.2"), positions=(9, 40), max_tokens=150, json=True)
     told = json.loads(capsys.readouterr().out)
-    names = ["average", "terms", "position-9", "targets-9", "position-40", "targets-40"]
+    names = ["average", "terms", "targets-9", "targets-40"]
     assert told.pop("files") == [str(tmp_path / f"{name}.{form}") for name in names for form in ("png", "svg")]
     assert told == facts == json.loads((tmp_path / "attention.json").read_text())
     for name in names:
@@ -367,20 +367,11 @@ def test_a_model_without_attention_is_refused():
 def test_pictures_allow_many_heads_long_words_and_any_character(tmp_path: Path):
     rng = np.random.default_rng(0)
     panel = rng.dirichlet(np.ones(33), (6, 8))
-    marked = np.arange(40) % 5 == 0
-    tokens = ["$x_1$ ", "word " * 30] + ["日 "] * 38
+    tokens = ["$x_1$", "word" * 4] + ["日"] * 38
     paths = draw_by_distance(tmp_path / "average", {"all": panel}, "title", panel @ np.arange(33.0))
-    paths += draw_passage(tmp_path / "at", tokens, {"head": (rng.dirichlet(np.ones(40)), marked)}, "title")
+    heads, marked = {"head": rng.dirichlet(np.ones(40), 3)}, [rng.random((3, 40)) < 0.2]
+    paths += draw_targets(tmp_path / "targets", tokens[:3], tokens, heads, marked, "title")
     assert len(paths) == 4 and all(path.stat().st_size > 1000 for path in paths)
-
-
-@given(st.lists(st.integers(1, 70), min_size=1, max_size=40))
-def test_tokens_of_a_passage_lie_side_by_side_in_lines(sizes: list[int]):
-    corners = _lay_out(["x" * size for size in sizes])
-    assert corners[0] == (0, 0)
-    for size, (column, row), after in zip(sizes, corners, corners[1:], strict=False):
-        assert after in ((column + size, row), (0, row + 1)), "the next token follows, or begins a line"
-    assert all(column == 0 or column + size <= LINE for size, (column, _) in zip(sizes, corners, strict=True))
 
 
 def test_a_token_that_ends_documents_hides_what_is_before_it(home: Path, tmp_path: Path, monkeypatch):

@@ -1,5 +1,5 @@
 """The pictures of the analyses, each as PNG and SVG: gains and perplexity over context (Figures 3 and 4), perplexity
-over attention length, heads over distance (Figures 5 and 7), and the text that one token attends to (Figure 6)."""
+over attention length, heads over distance (Figures 5 and 7), and the memory that some tokens attend to (Figure 6)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -27,13 +27,6 @@ COLOURS = "magma_r"
 TICKS = (0, 2, 5, *(step * 10**power for power in range(1, 5) for step in (1, 2, 5)))
 RINGS = ("o", "s", "D")
 """The shapes around marked points, one for each mark."""
-LINE = 100
-"""Characters per line of text."""
-CELL = (0.0627, 0.16)
-"""Width and height of a character in inches. They fit matplotlib's own monospaced font at `POINTS`."""
-POINTS = 7.5
-HeadAttention = tuple[Float[np.ndarray, " S"], Bool[np.ndarray, " S"]]
-"""The attention of one head from one token to each token that it sees, and which tokens are marked."""
 
 
 class Curve(NamedTuple):
@@ -169,24 +162,6 @@ def draw_by_distance(
     return save_figure(figure, stem)
 
 
-def draw_passage(stem: Path, tokens: Sequence[str], heads: Mapping[str, HeadAttention], title: str) -> list[Path]:
-    """Draw a text once for each head: shaded by its attention, the marked tokens in bold, and the query in a frame.
-
-    `tokens` are with the white space between them, oldest first; the last is the query.
-    """
-    layout = _lay_out(tokens)
-    lines = layout[-1][1] + 4
-    rows = 2 + lines * len(heads)
-    figure = _figure(CELL[0] * (LINE + 4), CELL[1] * rows, layout=None)
-    axis = figure.add_axes((2 / (LINE + 4), 0, LINE / (LINE + 4), 1), xlim=(0, LINE), ylim=(rows, 0))
-    axis.set_axis_off()
-    axis.text(LINE / 2, 1, title, fontsize=10, ha="center")
-    for number, (name, head) in enumerate(heads.items()):
-        axis.text(0, 3 + number * lines, name, fontsize=9)
-        _write(axis, tokens, head, layout, 4 + number * lines)
-    return save_figure(figure, stem)
-
-
 def draw_targets(
     stem: Path,
     targets: Sequence[str],
@@ -221,31 +196,6 @@ def draw_targets(
     return save_figure(figure, stem)
 
 
-def _lay_out(tokens: Sequence[str]) -> list[tuple[int, int]]:
-    """Column and row of each token in lines of `LINE` characters."""
-    corners, column, row = [], 0, 0
-    for token in tokens:
-        if column + len(token.rstrip()) > LINE:
-            column, row = 0, row + 1
-        corners.append((column, row))
-        column += len(token)
-    return corners
-
-
-def _write(axis: Axes, tokens: Sequence[str], head: HeadAttention, layout: Sequence[tuple[int, int]], top: int) -> None:
-    from matplotlib import colormaps
-
-    colours, (probability, marked) = colormaps["Oranges"], head
-    most = max(float(probability[:-1].max(initial=0.0)), 1e-12)
-    for i, (token, (column, row)) in enumerate(zip(tokens, layout, strict=True)):
-        own = i == len(layout) - 1
-        face = "white" if own else colours(0.75 * (probability[i] / most) ** 0.5)
-        box = {"facecolor": face, "edgecolor": "black" if own else "none", "pad": 1, "linewidth": 0.8}
-        style = {"family": "DejaVu Sans Mono", "size": POINTS, "bbox": box, "parse_math": False}
-        style |= {"weight": "bold", "color": "black"} if marked[i] or own else {"color": "0.35"}
-        axis.text(column, top + row + 0.5, token.rstrip()[:LINE] or token, va="center_baseline", **style)
-
-
 def if_possible(draw: Callable[[], list[Path]]) -> list[Path]:
     """The files that `draw` writes; without matplotlib none, and a sentence on standard error, because the numbers do
     not need it."""
@@ -258,10 +208,10 @@ def if_possible(draw: Callable[[], list[Path]]) -> list[Path]:
     return draw()
 
 
-def _figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
+def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout=layout)
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from ..data.vocab import Vocab
 from ..run.checkpoint import LoadedModel
 from .attention import KINDS, TERMS, TOP, AverageAttention, Head, PositionAttention, most_attended
-from .figures import HeadAttention, draw_by_distance, draw_passage, draw_targets
+from .figures import draw_by_distance, draw_targets
 
 PANELS = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
 """The panels of Figure 7. The arrays also have (c), u·k."""
@@ -76,16 +76,7 @@ def draw_heads(
     if len(panels) > 1:
         title = f"{text}: average of each term through its own softmax, {queries}"
         paths += draw_by_distance(folder / "terms", panels, title)
-    space = " " if loaded.vocab.unit in ("word", "id") else ""
     for look in looks:
-        tokens = [token + space for token in _tokens(loaded.vocab, look.ids)]
-        heads: dict[str, HeadAttention] = {}
-        for n, h in chosen:
-            probability, marked = look.probability[n, h], look.top()[n, h]
-            share = f"the marked {TOP:.0%} of memory hold {probability[marked].sum():.0%} of its attention"
-            heads[f"layer {n + 1}, head {h + 1}: {share}"] = probability, marked
-        stem, title = folder / f"position-{look.position}", f"{text}, from token {look.position:,}"
-        paths += draw_passage(stem, tokens, heads, title)
         if look.to_memory.size:
             rows, columns = _visible(loaded.vocab, look.targets), _visible(loaded.vocab, look.ids[:-1])
             panels = {f"layer {n + 1}, head {h + 1}": look.to_memory[n, h] for n, h in chosen}
