@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -85,28 +84,13 @@ class Paper:
         if exhibit.page:
             print(f"{exhibit.page} has it.")
         elif self.size is not None:
-            try:
-                make(exhibit, self, self.size)
-            except KeyboardInterrupt as interrupt:
-                interrupt.add_note("The same command goes on from here.")
-                raise
+            make(exhibit, self, self.size)
         else:
             sizes = [size for size in SIZES if not exhibit.rows() or exhibit.rows(size=size)]
             models = ", ".join(exhibit.rows(self.rows)) or "none"
             print(f"Models: {models}. `txl paper {exhibit.name} --size {'|'.join(sizes)}` makes it.\n")
             found = show.of_rows(exhibit, "small", show.measured("small"))
             show_tables(exhibit, found, "small" if any(found.values()) else "not measured here")
-
-
-def launcher(command: str) -> list[str]:
-    """The words of --launch; by default those that start Python."""
-    try:
-        words = shlex.split(command) or [sys.executable]
-    except ValueError as error:
-        raise Mistake(f"--launch must be a command, got {command!r}: {error}.") from error
-    if shutil.which(words[0]) is None:
-        raise Mistake(f"--launch must begin with a program that is installed, got {words[0]!r}.")
-    return words
 
 
 def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"]) -> None:
@@ -118,7 +102,7 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
     from ..runtime.files import remove_folder, write_whole
 
     seeds = list(dict.fromkeys(options.seeds))
-    study = Study(size, options.out, launcher(options.launch), options.jobs)
+    study = Study(size, options.out, shlex.split(options.launch) or [sys.executable], options.jobs)
     rows = exhibit.rows(options.rows, size)
     if exhibit.rows() and not rows:
         others = [other for other in SIZES if exhibit.rows(options.rows, other)]

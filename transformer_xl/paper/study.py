@@ -14,7 +14,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,8 +29,7 @@ from ..evaluation.score import figure
 from ..mistake import Mistake
 from ..run.folder import Run
 from ..run.metrics import validations
-from ..runtime.files import read_table, wait_for, whole_folder, write_whole
-from ..runtime.terminal import clock
+from ..runtime.files import read_table, whole_folder, write_whole
 from . import al_rfou
 from .exhibits import AL_RFOU, content, first_like, training
 
@@ -115,16 +113,12 @@ class Study:
             print(f"Trained before, and used: {done} of {len(wanted)} models. --again trains them again.", flush=True)
         for pair in missing:
             self.command(*pair)  # makes the texts, before trainings side by side need them
-        begun, ended = time.perf_counter(), 0
 
         def one(number: int) -> None:
-            nonlocal ended
             if self._stopped:
                 return
             row, seed = missing[number]
-            left = clock((time.perf_counter() - begun) / ended * (len(missing) - ended)) if ended else "unknown"
             head = f"[{number + 1}/{len(missing)} {row}, seed {seed}]"
-            print(f"{head} time left for all: {left}", flush=True)
             try:
                 self.txl([*self.command(row, seed), "--resume", "auto"], head)
                 about = {"row": row, "seed": seed, "settings": " ".join(self.settings(row, seed))}
@@ -132,7 +126,6 @@ class Study:
             except BaseException:
                 self._stopped = True
                 raise
-            ended += 1
 
         with ThreadPoolExecutor(self.jobs) as pool:
             list(pool.map(one, range(len(missing))))
@@ -211,16 +204,12 @@ def make_text(name: str, folder: Path, size: str) -> Path:
     path = folder / ("lines" if toy and name == "sentences" else name)
     if path.exists():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with wait_for(folder / f".{path.name}.lock", f"writing {path}"):
-        if path.exists():  # another process has written it
-            return path
-        with whole_folder(path) as new:
-            for split, text in _library() if toy else _treebank():
-                lines = text.splitlines(keepends=True)
-                if name == "sentences":
-                    lines = [lines[i] for i in np.random.default_rng(0).permutation(len(lines))]
-                (new / f"{split}.txt").write_text("".join(lines), encoding="utf-8")
+    with whole_folder(path) as new:
+        for split, text in _library() if toy else _treebank():
+            lines = text.splitlines(keepends=True)
+            if name == "sentences":
+                lines = [lines[i] for i in np.random.default_rng(0).permutation(len(lines))]
+            (new / f"{split}.txt").write_text("".join(lines), encoding="utf-8")
     return path
 
 
