@@ -154,16 +154,12 @@ def test_documents_reset_in_training_and_evaluation(home: Path, capsys):
     assert "train, valid, test: lines.jsonl (" in log and "cut 90 : 5 : 5" in log
 
 
-def test_an_average_of_attention_is_over_full_memories_or_says_so(home: Path, monkeypatch, capsys):
+def test_an_average_of_attention_is_over_full_memories_where_the_text_is_long_enough(home: Path, monkeypatch, capsys):
     """Each stream begins with an empty memory: 32 streams of three tokens would show none."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # draws nothing
-    attended = {}
     for tokens in (90, 4):
-        capsys.readouterr()
         line = f"analyse attention runs/chars --split train --max-tokens {tokens} --mem-len 5 --out few --json"
         assert main(words(line)) == 0
-        out, err = capsys.readouterr()
-        attended[tokens] = json.loads(out.splitlines()[-1]), "memory is not full" in err
-    assert [said for _, said in attended.values()] == [False, True]
-    counts = np.load("few/attention.npz")["counts"]
-    assert attended[4][0]["queries"] == 4 and counts[:4].tolist() == [4, 3, 2, 1]
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["queries"] == tokens
+        counts = np.load("few/attention.npz")["counts"]
+        assert counts[:4].tolist() == [4, 3, 2, 1] if tokens == 4 else counts[5] > 0.8 * tokens

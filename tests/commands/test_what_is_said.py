@@ -295,10 +295,6 @@ def test_what_a_run_leaves_out_is_said(home, capsys):
     line = "train text-words --data text.txt --init run --out 'a b' --train.average-from 9 --train.min-lr-ratio 0.1"
     told = "No weights are averaged: train.average_from = 9 is not before the last step."
     assert told in printed([*words(line), *TINY], capsys)
-    capsys.readouterr()
-    assert main(words("train 'a b/config.toml' --out again")) == 0
-    shown = capsys.readouterr()
-    assert "a b/config.toml is of a run that began with --init run, which is not given." in shown.err
     assert main(words("generate run --prompt the --max-tokens 9 --stop zzz")) == 0
     shown = capsys.readouterr()
     assert f"{len(shown.out) - len('the') - 1} characters in" in shown.err, "a text may have ended earlier"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from ..config.settings import Lengths, TransformerXLConfig
+from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from ..runtime.terminal import report_progress, show_table
 from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath, check_folder
@@ -72,7 +71,8 @@ class Attention:
         problems.refuse()
         tokens = min(self.max_tokens or len(ids), len(ids))
         positions = self.positions or (max(tokens // 2, 1),)
-        rows = _streams(tokens, config.eval.batch_size, lengths)
+        # Each stream begins with an empty memory: there are few enough that it is full for most tokens.
+        rows = max(1, min(config.eval.batch_size, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
         again = config.context_len(lengths)
         how = replace(config.eval, batch_size=rows, max_tokens=self.max_tokens)
         segments = report_progress(segments_of(loaded, split, lengths, how), "averaging")
@@ -108,16 +108,6 @@ class Attention:
         else:
             _show(average, split.title)
             print(f"{'Pictures and arrays' if paths else 'Arrays'} are in {folder}.")
-
-
-def _streams(tokens: int, most: int, lengths: Lengths) -> int:
-    """The number of streams to read. Each begins with an empty memory, so there are few enough that it is full for most
-    tokens; if the text is too short for that, standard error says so."""
-    streams = max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
-    if tokens // streams <= lengths.mem_len:
-        filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"
-        print(f"txl: The average is over queries whose memory is not full: it is of {filled}.", file=sys.stderr)
-    return streams
 
 
 def _head(name: str, config: TransformerXLConfig) -> Head:

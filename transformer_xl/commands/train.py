@@ -81,9 +81,8 @@ class Train:
         if self.print_config and rank_and_size()[0] > 0:
             return 0
         if self.print_config:
-            inherited = f"The model and its vocabulary will be those of {self.init}." if self.init else ""
-            for line in filter(None, (why, inherited)):
-                print(f"# {line}")
+            if why:
+                print(f"# {why}")
             print(recipes.write_toml(config), end="")
             return 0
 
@@ -98,9 +97,6 @@ class Train:
             init = local(self.init) if self.init else None
             given = recipes.chosen_settings(self.recipe, overrides, self.data)
             origin = Origin(recipes.recipe_identity(recipe), init, self.init, given, why)
-            began = Run(recipes.find_recipe(recipe).parent).facts().get("init")
-            if began and init is None and rank_and_size()[0] == 0:
-                print(f"{recipe} is of a run that began with --init {began}, which is not given.", file=sys.stderr)
         return train(config, Run(folder), origin, resume=resume, afresh=self.resume == "auto", page=self.report)
 
 
