@@ -213,7 +213,7 @@ def test_positions_and_lengths_are_those_of_the_changed_model(recipe, first, the
 
 def test_what_a_user_names_is_never_left_out():
     for given, refused in {
-        "--model.kind lstm --model.n-head 3": "model.n_head must be left out",
+        "--model.kind lstm --model.n-head 3": "model.n_head is for kind",
         "--train.mem-len 0 --train.attn-len 9": "train.attn_len must be at most train.mem_len",
         "--model.kind shaw --model.ngrams 2 3": "model.ngrams is for",
         "--train.batch-size 7": "train.batch_size must be a multiple",

@@ -155,7 +155,8 @@ def test_a_refusal_names_every_setting(line: str, empty: Path):
 
 def test_a_sentence_names_each_setting_with_its_section():
     assert refusals("enwik8-small", words("--model.kind lstm --model.n-head 8 --model.d-head 3")) == [
-        "model.n_head, model.d_head must be left out for model.kind = lstm, which has no attention and no norm."
+        f"model.{name} is for kind = transformer-xl, shaw, vaswani or al-rfou, got model.kind = lstm. Leave it out."
+        for name in ("n_head", "d_head")
     ]
     assert refusals("text-fast", words("--train.batch-chunk 3")) == [
         "train.batch_size must be a multiple of train.batch_chunk = 3, got 16."

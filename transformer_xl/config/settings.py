@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from .problems import Checked, Problem, out_of_bounds
-from .shape import RECURRENT, TransformerXLConfig, needs
+from .shape import ATTENTION, KINDS, TransformerXLConfig, needs, of_other_kinds
 
 _LONGEST, _HIGHEST = 1 << 31, 10**30
 
@@ -265,6 +265,12 @@ class EvalConfig(Checked):
         yield from out_of_bounds(self, "max_tokens", least=0)
 
 
+_OTHERS = tuple(kind for kind in KINDS if kind != "al-rfou")
+_OF_KINDS = {"ar_alpha": _OTHERS, "tar_beta": _OTHERS, "random_tgt_len": _OTHERS}
+_LENGTHS_OF_KINDS = {"clamp_len": ("transformer-xl", "shaw"), "attn_len": ATTENTION}
+"""Settings of [train], and of [train] and [eval], that only some kinds of models have."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Checked):
     """All settings of a run; its folder has them in `config.toml`."""
@@ -275,30 +281,18 @@ class RunConfig(Checked):
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def _problems(self) -> Iterator[Problem]:
-        kind, places = f"{{}} = {self.model.kind}", self.model.positions
         if self.train.passes > 1 and self.corpus.shuffle_lines:
             yield Problem(
                 ("train.passes", "corpus.shuffle_lines"), "{} must be 1 where {} is true. Leave one of them out."
             )
         yield from self._problems_of_ngrams()
-        yield from self._problems_of_recurrent()
-        if self.model.base_kind not in ("vaswani", "al-rfou"):
-            return
-        for name in ("ar_alpha", "tar_beta") if self.model.base_kind == "al-rfou" else ():
-            if getattr(self.train, name):
-                sentence = f"{{}} must be 0 for {kind}."
-                yield Problem((f"train.{name}", "model.kind"), sentence)
-        if self.train.random_tgt_len and places:
-            sentence = f"{{}} must be false for {kind}, whose positions end. Leave it out."
-            yield Problem(("train.random_tgt_len", "model.kind"), sentence)
+        yield from of_other_kinds(self.train, _OF_KINDS, self.model, "train.{}")
         for section, lengths in (("train", self.train), ("eval", self.eval)):
-            if lengths.clamp_len is not None:
-                sentence = f"{{}} is for distances, and {kind} has positions. Leave it out."
-                yield Problem((f"{section}.clamp_len", "model.kind"), sentence)
+            yield from of_other_kinds(lengths, _LENGTHS_OF_KINDS, self.model, section + ".{}")
             again = self.train.context_len if lengths is self.train else self.context_len(self.eval)
             width = (lengths.tgt_len or self.train.tgt_len) + again
-            if places and width > places:
-                sentence = f"{{}} must be at most {{}} = {places}, {{}} included, got {width}. Lower it."
+            if self.model.base_kind == "al-rfou" and width > self.model.positions:
+                sentence = f"{{}} must be at most {{}} = {self.model.positions}, {{}} included, got {width}. Lower it."
                 yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
 
     def _problems_of_ngrams(self) -> Iterator[Problem]:
@@ -309,13 +303,6 @@ class RunConfig(Checked):
         if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_sizes:
             parts = ("model.ngrams", "model.matches")
             yield Problem(("train.ngram_lr_ratio", *parts), needs(*parts))
-
-    def _problems_of_recurrent(self) -> Iterator[Problem]:
-        for section in ("train", "eval") if self.model.base_kind in RECURRENT else ():
-            for name in ("clamp_len", "attn_len"):
-                if getattr(getattr(self, section), name) is not None:
-                    sentence = f"{{}} must be left out for {{}} = {self.model.kind}, which has no attention."
-                    yield Problem((f"{section}.{name}", "model.kind"), sentence)
 
     @property
     def eval_lengths(self) -> Lengths:

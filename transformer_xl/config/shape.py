@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from typing import Literal
 
+from ..mistake import join_words
 from .problems import Checked, Problem, out_of_bounds
 
 
@@ -164,21 +165,13 @@ class TransformerXLConfig(Checked):
                 "register(...) first; for txl, TXL_IMPORT names the Python file that does.",
             )
             return
-        for name, kinds in _OF_KINDS.items():
-            if getattr(self, name) and self.base_kind not in kinds:
-                sentence = f"{{}} is for kind = {' and '.join(kinds)}, got {{}} = {self.kind}. Leave it out."
-                yield Problem((name, "kind"), sentence)
+        yield from of_other_kinds(self, _OF_KINDS, self)
         if self.document_end is not None and (self.base_kind in ("vaswani", "al-rfou") or self.zero_memory):
             sentence = f"{{}} cannot be given with {{}}, nor with {{}} = vaswani or al-rfou, got {self.kind}."
             yield Problem(("document_end", "zero_memory", "kind"), f"{sentence} Leave it out.")
         if self.share_position_projection and self.untie_r:
             sentence = "{} must be false where {} is true, because the biases come from the projection."
             yield Problem(("untie_r", "share_position_projection"), sentence)
-        given = [name for name in _ATTENTION if getattr(self, name) != getattr(TransformerXLConfig, name)]
-        if self.base_kind in RECURRENT and given:
-            names = ", ".join(["{}"] * len(given))
-            sentence = f"{names} must be left out for {{}} = {self.kind}, which has no attention and no norm."
-            yield Problem((*given, "kind"), sentence)
         if self.base_kind in ("shaw", "al-rfou") and self.positions < 1:
             sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
             yield Problem(("positions", "kind"), sentence)
@@ -214,15 +207,22 @@ KINDS = ("transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn")
 own_kinds: dict[str, str] = {}
 """The kinds that `register` added, each with its `base_kind`."""
 RECURRENT = ("lstm", "qrnn")
-_ATTENTION = ("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon", "zero_memory", "dropatt", "init_std")
-_ATTENTION += ("gate", "gate_bias", "relu_output", "qk_norm")
-"""Settings that recurrent networks do not use."""
+ATTENTION = KINDS[:4]
 _OF_KINDS = {
-    "untie_r": ("transformer-xl",),
-    "share_position_projection": ("transformer-xl",),
-    "ngrams": ("transformer-xl",),
-    "matches": ("transformer-xl",),
+    **dict.fromkeys(("untie_r", "share_position_projection", "ngrams", "matches"), ("transformer-xl",)),
+    **dict.fromkeys(("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon", "zero_memory"), ATTENTION),
+    **dict.fromkeys(("dropatt", "init_std", "gate", "gate_bias", "relu_output", "qk_norm"), ATTENTION),
     "weight_drop": RECURRENT,
     "positions": ("shaw", "al-rfou"),
 }
 """Settings that only some kinds of models have."""
+
+
+def of_other_kinds(
+    settings: object, kinds_of: Mapping[str, Sequence[str]], model: TransformerXLConfig, form: str = "{}"
+) -> Iterator[Problem]:
+    """A problem for each setting that is not its default although only other kinds of models have it."""
+    for name, kinds in kinds_of.items():
+        if model.base_kind not in kinds and getattr(settings, name) != getattr(type(settings), name):
+            sentence = f"{{}} is for kind = {join_words(kinds, 'or')}, got {{}} = {model.kind}. Leave it out."
+            yield Problem((form.format(name), "kind" if settings is model else "model.kind"), sentence)
