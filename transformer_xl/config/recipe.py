@@ -31,7 +31,8 @@ HINTS: dict[str, dict[str, Hint]] = {section: get_type_hints(owner) for section,
 ID_FILES = (".npy", ".npz", ".bin")
 """Suffixes of files of token ids."""
 _LENGTHS = ("tgt_len", "mem_len", "attn_len", "clamp_len", "context_len")
-DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
+_TYPES = {f"{section}.{field}": hint for section, hints in HINTS.items() for field, hint in hints.items()}
+_DOTTED = re.compile(r"--([a-z][a-z_-]*\.[\w-]+)(?:=(.*))?", re.DOTALL)
 
 
 class Setting(NamedTuple):
@@ -193,49 +194,43 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     overrides: list[str] = []
     others: list[str] = []
-    for match, words in _by_setting(arguments):
-        (others if match is None else overrides).extend(words)
+    for name, _, words in _by_setting(arguments):
+        (overrides if name else others).extend(words)
     return overrides, others
 
 
 def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setting]:
     """The settings in the words `--section.field value ...` of a command line; mistakes are added to `problems`."""
     given: list[Setting] = []
-    for match, words in _by_setting(overrides):
-        if match is None:
+    for name, values, words in _by_setting(overrides):
+        hint = _TYPES.get(name)
+        if not name:
             problems.append(f"{words[0]} is neither a setting nor a value of one. Leave it out.")
-            continue
-        values = words[1:] if match["value"] is None else [match["value"]]
-        section, field, hint = _lookup(match)
-        if hint is None:
-            problems.append(_unknown(f"{section}.{field}"))
+        elif hint is None:
+            problems.append(_unknown(name))
         elif not values and hint is not bool:
-            problems.append(f"{section}.{field} needs a value: it must be {type_text(hint)}.")
+            problems.append(f"{name} needs a value: it must be {type_text(hint)}.")
         else:
+            section, _, field = name.partition(".")
             given.append(Setting(section, field, from_words(values, hint) if values else True))
     return given
 
 
-def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[re.Match[str] | None, Sequence[str]]]:
-    """The words in groups: a dotted option with the words of its value and its match, or any other word and None."""
+def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
+    """The words in groups: a setting's name, the words of its value, and all its words; for any other word no name."""
     position = 0
     while position < len(arguments):
-        match = DOTTED.fullmatch(arguments[position])
-        values = _count_values(match, arguments[position + 1 :]) if match and match["value"] is None else 0
-        end = position + 1 + values
-        yield match, arguments[position:end]
+        match, end = _DOTTED.fullmatch(arguments[position]), position + 1
+        name = match[1].replace("-", "_") if match else ""
+        if match and match[2] is None:
+            end += _count_values(_TYPES.get(name), arguments[end:])
+        words = arguments[position:end]
+        yield name, [match[2]] if match and match[2] is not None else words[1:], words
         position = end
 
 
-def _lookup(match: re.Match[str]) -> tuple[str, str, Hint]:
-    """Section, field and type of a dotted option; the type of an unknown one is None."""
-    section, field = match["section"].replace("-", "_"), match["field"].replace("-", "_")
-    return section, field, HINTS.get(section, {}).get(field)
-
-
-def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
-    """Number of words after a dotted option that are its value."""
-    *_, hint = _lookup(match)
+def _count_values(hint: Hint, following: Sequence[str]) -> int:
+    """Number of words after an option of this type that are its value."""
     free = next((i for i, word in enumerate(following) if word.startswith("--")), len(following))
     if hint is bool:
         return int(free > 0 and following[0].lower() in ("true", "false"))
@@ -292,7 +287,7 @@ def run_of(
     asked = parse_overrides(overrides, problems)
     chosen: dict[str, Value] = {"model.vocab_size": 0}
     for setting in {s.name: s for s in [*settings, *asked]}.values():
-        hint = HINTS.get(setting.section, {}).get(setting.field)
+        hint = _TYPES.get(setting.name)
         value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
         if hint is None:
             problems.append(_unknown(setting.name))
@@ -374,8 +369,7 @@ def _positions_of(chosen: Mapping[str, Value]) -> dict[str, Value]:
 
 def _unknown(name: str) -> str:
     """The sentence for an unknown setting. It suggests the same name in another section, or the most similar one."""
-    known = [f"{owner}.{field}" for owner, hints in HINTS.items() for field in hints]
-    elsewhere = [other for other in known if other.partition(".")[2] == name.partition(".")[2]]
-    near = elsewhere or get_close_matches(name, known, n=1, cutoff=0.75)
+    elsewhere = [other for other in _TYPES if other.partition(".")[2] == name.partition(".")[2]]
+    near = elsewhere or get_close_matches(name, _TYPES, n=1, cutoff=0.75)
     meant = f"did you mean {near[0]}?" if near else "`txl train --help` lists them all."
     return f"{name} is not a setting; {meant}"
