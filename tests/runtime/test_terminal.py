@@ -1,4 +1,4 @@
-"""Progress: one line that is replaced on a terminal, plain lines in a pipe and in the log."""
+"""Progress: one line that is replaced on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import io
 
 import pytest
 
-from transformer_xl.runtime.terminal import ProgressPrinter, clock, report_progress
-
-TEXT = "loss 1.3863  1:01 left"
-LINE = f"step   50/1000  {TEXT}"
+from transformer_xl.runtime.terminal import clock, report_progress
 
 
 @pytest.mark.parametrize(
@@ -18,16 +15,6 @@ LINE = f"step   50/1000  {TEXT}"
 )
 def test_a_duration_is_written_like_a_clock(seconds, shown):
     assert clock(seconds) == shown
-
-
-def test_a_pipe_gets_plain_lines_and_so_does_the_log(tmp_path):
-    pipe = io.StringIO()
-    with ProgressPrinter(stream=pipe, log=tmp_path / "log.txt") as printer:
-        printer.advance(49)
-        printer.show(TEXT, 50, 1000)
-        printer.note("valid [bold] 1.5 bpc")
-    assert pipe.getvalue() == LINE + "\nvalid [bold] 1.5 bpc\n"
-    assert (tmp_path / "log.txt").read_text() == pipe.getvalue()
 
 
 def test_long_work_reports_its_progress(monkeypatch, capsys):
@@ -59,22 +46,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_replaces_its_line_and_keeps_notes(monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "160")
-    terminal = Terminal()
-    with ProgressPrinter(stream=terminal, log=tmp_path / "log.txt") as printer:
-        printer.show(TEXT, 50, 1000)
-        printer.note("a [sample]")
-        printer.advance(51)
-    assert terminal.getvalue().split("\r") == [
-        *("", f"{LINE}\x1b[K", "\x1b[Ka [sample]\n", f"{LINE.replace('50', '51', 1)}\x1b[K", "\x1b[K")
-    ]
-    assert (tmp_path / "log.txt").read_text() == LINE + "\na [sample]\n"
-
-
 def test_a_long_line_is_cut_to_the_width_of_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    terminal = Terminal()
-    with ProgressPrinter(stream=terminal) as printer:
-        printer.show(TEXT, 50, 60)
-    assert f"\r{f'step 50/60  {TEXT}'[:19]}\x1b[K" in terminal.getvalue()
+    now, terminal = iter(range(100)), Terminal()
+    monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert list(report_progress(range(3), "scoring with a memory of 9")) == [0, 1, 2]
+    assert "\rscoring with a memo\x1b[K" in terminal.getvalue()

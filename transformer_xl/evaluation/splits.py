@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TextIO
 
 from ..config.settings import EvalConfig, Lengths
 from ..data.corpus import Split
@@ -24,19 +23,17 @@ def score_split(
     *,
     precision: str,
     ranks: Ranks | None = None,
-    stream: TextIO | None = None,
 ) -> EvalResult:
     """Score one split with one set of lengths.
 
-    `config` gives the number of tokens and of streams. `ranks` share the streams. The first rank reports the progress
-    on `stream`, or on standard error.
+    `config` gives the number of tokens and of streams. `ranks` share the streams. The first rank reports the progress.
     """
     ranks = ranks or Ranks()
     segments = segments_of(loaded, split, lengths, config, ranks.rows(config.batch_size))
     vocab, what = loaded.vocab, f"scoring {split.name} with a memory of {lengths.mem_len:,}"
     return evaluate(
         loaded.model,
-        report_progress(segments, what, stream=stream) if ranks.first else segments,
+        report_progress(segments, what) if ranks.first else segments,
         lengths,
         precision=precision,
         unit=vocab.unit,

@@ -20,12 +20,11 @@ from safetensors import safe_open
 from ..config.recipe import load_recipe, write_toml
 from ..config.settings import RunConfig
 from ..data.corpus import Corpus
-from ..mistake import join_words
+from ..mistake import join_words, printable
 from ..ops import BACKENDS
 from ..runtime import files
 from ..runtime.device import CPUINFO
 from ..runtime.ranks import launch_id
-from ..runtime.terminal import ProgressPrinter
 from .metrics import Metrics
 from .parts import FILES, FILES_TO_READ, name_damage, read_header
 
@@ -195,8 +194,11 @@ class Run:
         return join_words(changed) if changed else ""
 
     def say(self, line: str) -> None:
-        """Print a line and append it to the log."""
-        ProgressPrinter(log=self.path / "log.txt").note(line)
+        """Append a line to the log, and print it."""
+        line, log = printable(line), self.path / "log.txt"
+        with files.explain_write_error(log), log.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
 
     @contextmanager
     def claimed(self, *, resume: bool, afresh: bool) -> Iterator[None]:

@@ -8,12 +8,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import TextIO, TypeVar
 
 from ..mistake import printable
-from .files import explain_write_error
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -83,18 +81,13 @@ ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
 """Seconds between two reports of progress."""
 
 
-def report_progress(
-    items: Iterable[T], what: str, total: int | None = None, *, stream: TextIO | None = None
-) -> Iterator[T]:
+def report_progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
     """Yield the items, and report every few seconds how much of the work is done; short work prints nothing.
 
-    Args:
-        total: the number of items; None: their length.
-        stream: an open text file; None is standard error. On a terminal one line is replaced, otherwise each report is
-            a line.
+    The reports go to standard error: on a terminal one line is replaced, otherwise each report is a line. `total` is
+    the number of items; None: their length.
     """
-    shown = sys.stderr if stream is None else stream
-    every = ON_A_TERMINAL if shown.isatty() else IN_A_PIPE
+    every = ON_A_TERMINAL if sys.stderr.isatty() else IN_A_PIPE
     count = total if total is not None else len(items)  # type: ignore[arg-type]
     start = last = time.perf_counter()
     try:
@@ -102,64 +95,20 @@ def report_progress(
             now = time.perf_counter()
             if done and now - last >= every:
                 last, left = now, (count - done) * (now - start) / done
-                _report(shown, f"{what}: {done / count:4.0%} done, {clock(left)} left")
+                _report(f"{what}: {done / count:4.0%} done, {clock(left)} left")
             yield item
     finally:
         if last > start:
-            _report(shown, "")
+            _report("")
 
 
-def _report(stream: TextIO, line: str) -> None:
+def _report(line: str) -> None:
     """Write a line. On a terminal it replaces the last line, and an empty line erases it."""
-    if stream.isatty():
-        stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
     elif line:
-        stream.write(f"{line}\n")
-    stream.flush()
-
-
-class ProgressPrinter(AbstractContextManager["ProgressPrinter"]):
-    """Prints the progress of a loop of steps: one line that is replaced on a terminal, new lines in a pipe.
-
-    Use it in a `with` block. `stream` defaults to standard output; the lines also go to the file `log`.
-    """
-
-    def __init__(self, *, stream: TextIO | None = None, log: str | Path | None = None):
-        self.stream: TextIO = sys.stdout if stream is None else stream
-        self._log = None if log is None else Path(log)
-        self._text, self._total, self._last = "", 0, 0.0
-
-    def __exit__(self, *_: object) -> None:
-        _report(self.stream, "")
-
-    def advance(self, step: int) -> None:
-        """Update the step in the last line on a terminal. Cheap enough to call in every step."""
-        now = time.perf_counter()
-        if self._total and self.stream.isatty() and now - self._last >= ON_A_TERMINAL:
-            self._last = now
-            _report(self.stream, self._line(step))
-
-    def show(self, text: str, step: int, total: int) -> None:
-        """Print the step and `text`; `total` may differ from the last call's."""
-        self._text, self._total = text, total
-        self._write_log(self._line(step))
-        _report(self.stream, self._line(step))
-
-    def note(self, text: str) -> None:
-        """Print a text that progress does not replace: an evaluation, a warning, a sample."""
-        text = printable(text)
-        self._write_log(text)
-        _report(self.stream, "")
-        self.stream.write(text + "\n")
-        self.stream.flush()
-
-    def _line(self, step: int) -> str:
-        return f"step {step:>{len(str(self._total))}}/{self._total}  {self._text}"
-
-    def _write_log(self, line: str) -> None:
-        if self._log is not None:
-            with explain_write_error(self._log), self._log.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def clock(seconds: float | None) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from ..run.parts import weights
 from ..runtime.files import lock_folder
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
-from ..runtime.terminal import ProgressPrinter, clock
+from ..runtime.terminal import clock
 from .agreement import check_alike, check_folder, check_ranks
 from .choices import choices, resolve_settings
 from .optim import learning_rate
@@ -94,6 +95,7 @@ def fit(
     segments = train_segments(corpus, config)
     with ExitStack() as stack:
         _use_settings(model, config.train, stack, named=named)
+        check_lock: Callable[[], None] = lambda: None  # noqa: E731
         if ranks.first:
             check_lock = stack.enter_context(lock_folder(run.path))
             run.begin(config, corpus, ranks=ranks.size, begun=begun)
@@ -105,15 +107,10 @@ def fit(
         if ranks.first:
             run.tidy(config.train.keep)
             run.metrics.truncate(trainer.step)
-            printer = ProgressPrinter(log=run.path / "log.txt")
-        else:
-            check_lock = lambda: None  # noqa: E731
-            printer = ProgressPrinter(stream=stack.enter_context(open(os.devnull, "w")))
-        stack.enter_context(printer)
         received = stack.enter_context(_deferred_signals(ranks))
         # inside the line above, so signals are still deferred while it ends
         writer = stack.enter_context(BackgroundWriter(kept=ranks.first))
-        loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, printer, replan, check_lock)
+        loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, replan, check_lock)
         loop.train(received)
         writer.wait()
         if replan is not None and ranks.first:
@@ -204,7 +201,7 @@ def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
 
 @dataclass
 class _Loop:
-    """A run in training. The printers of all ranks but the first write nowhere."""
+    """A run in training."""
 
     trainer: Trainer
     corpus: Corpus
@@ -212,7 +209,6 @@ class _Loop:
     run: Run
     trackers: Trackers
     writer: BackgroundWriter
-    printer: ProgressPrinter
     replan: Callable[[Trainer], TrainConfig] | None
     check_lock: Callable[[], None]
 
@@ -220,7 +216,7 @@ class _Loop:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
         trainer, stopping = self.trainer, False
         while trainer.step < trainer.config.max_steps and not stopping:
-            if getattr(self.printer.stream, "reader_left", False):
+            if getattr(sys.stdout, "reader_left", False):
                 received.append("closed pipe")
             try:
                 result = trainer.advance(received)
@@ -233,7 +229,6 @@ class _Loop:
                 self.config = replace(self.config, train=trainer.config, model=trainer.model.config)
             settings = trainer.config
             self.writer.check()
-            self.printer.advance(trainer.step)
             stopping, last = result.signals > 0, trainer.step >= settings.max_steps
             if last or self._due(settings.log_every):
                 self._report()
@@ -245,6 +240,10 @@ class _Loop:
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.trainer.step % every == 0
+
+    def _say(self, line: str) -> None:
+        if self.trainer.ranks.first:
+            self.run.say(line)
 
     def _log(self, **entry: object) -> None:
         if self.trainer.ranks.first:
@@ -259,7 +258,7 @@ class _Loop:
         lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
         left = (most - trainer.step) * trainer.seconds / trainer.step
         text = progress_text(unit, entry["loss"], lr, entry["tokens_per_second"], left)
-        self.printer.show(text, trainer.step, most)
+        self._say(f"step {trainer.step:>{len(str(most))}}/{most}  {text}")
         self._log(split="train", **entry, lr=lr, seconds=trainer.seconds)
 
     def _validate(self) -> float:
@@ -276,10 +275,9 @@ class _Loop:
                 replace(config.eval, max_tokens=config.train.eval_tokens),
                 precision=config.train.precision,
                 ranks=self.trainer.ranks,
-                stream=self.printer.stream,
             )
             loss = result.loss
-            self.printer.note(f"step {self.trainer.step}  {split}  {result}")
+            self._say(f"step {self.trainer.step}  {split}  {result}")
             self._log(split=split, corpus=self.corpus.name, **result.to_json())
         return loss
 
@@ -305,7 +303,7 @@ class _Loop:
         tokens, precision = config.train.sample_tokens, config.train.precision
         lengths = config.writing_lengths(config.eval_lengths)
         [sample] = generate(model, self.corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
-        self.printer.note(f"sample: {sample}")
+        self._say(f"sample: {sample}")
         self._log(sample=sample)
 
 
