@@ -284,15 +284,6 @@ def test_sizes_beyond_the_stored_weights_are_refused_before_memory_is_taken(tmp_
         load_model(path.parent)
 
 
-def test_a_memory_beyond_the_machine_is_refused_before_it_is_taken(tmp_path, model):
-    path = altered(save(tmp_path, model, 3)) / "config.json"
-    content = json.loads(path.read_text())
-    content["model"]["zero_memory"], content["eval"]["mem_len"] = True, 10**9
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"asks for .* bytes of memory"):
-        load_model(path.parent)
-
-
 def test_a_checkpoint_under_another_name_is_no_other_step(tmp_path, model):
     folder = save(tmp_path, model, 3, training=TrainingState(3))
     folder.with_name("step_00000099").symlink_to(folder)

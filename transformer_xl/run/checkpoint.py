@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -138,7 +137,7 @@ def load_training(folder: str | Path) -> TrainingState:
 
 
 def _refuse_absurd(config: RunConfig, folder: Path) -> None:
-    """Refuse settings that need more than the file of weights holds, or this machine has, before memory is taken."""
+    """Refuse settings that need more than the file of weights holds, before memory is taken."""
     path, model = folder / "model.safetensors", config.model
     size = path.stat().st_size
     needed = model.n_layer * min(model.d_model, model.d_inner)  # less than they hold: to build many layers takes time
@@ -148,16 +147,6 @@ def _refuse_absurd(config: RunConfig, folder: Path) -> None:
     if needed > size:  # of weights, and of bytes: a weight takes two or more
         with parts.name_damage(path):
             raise Mistake("config.json has sizes of more weights")
-    mem_len = max(config.eval_lengths.mem_len, config.train.mem_len) if model.zero_memory else 0
-    memory = 4 * model.n_layer * mem_len * model.d_model
-    if not hasattr(os, "sysconf"):  # Windows
-        return
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if memory > machine:
-        raise Mistake(
-            f"{folder / 'config.json'} asks for {memory:,} bytes of memory (zero_memory and mem_len), and this machine "
-            f"has {machine:,}. Give a smaller mem_len there."
-        )
 
 
 def load_config(folder: str | Path) -> RunConfig:
