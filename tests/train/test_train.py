@@ -185,30 +185,6 @@ def test_one_of_several_ranks_leaves_a_second_signal_to_its_launcher(hangup):
     assert received == ["SIGTERM", "SIGHUP", "SIGTERM", "SIGINT", "SIGINT"]
 
 
-def test_replan_can_end_training_and_is_saved(corpus, tmp_path):
-    """Equal settings change no bit; a smaller `max_steps` ends training at that step."""
-    model, config = start()
-    asked = []
-    fit(model, corpus, config, tmp_path / "same", replan=lambda trainer: asked.append(trainer.step) or config.train)
-    plain, _ = run(corpus, tmp_path / "plain")
-    assert asked == list(range(1, TRAIN.max_steps + 1))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
-    assert without_clock(tmp_path / "same") == without_clock(tmp_path / "plain")
-    for most in (5, 11):
-        model, config = start(eval_every=0, save_every=0)
-        plan = replace(config.train, max_steps=most, log_every=3)
-        assert fit(model, corpus, config, tmp_path / f"{most}", replan=lambda trainer, plan=plan: plan)
-        assert [path.name for path in Run(tmp_path / f"{most}").checkpoints()] == [f"step_{most:08d}"]
-        assert load_config(Run(tmp_path / f"{most}").best).train == Run(tmp_path / f"{most}").settings().train == plan
-        logged = [entry["step"] for entry in Metrics(tmp_path / f"{most}" / "metrics.jsonl").entries() if "lr" in entry]
-        assert logged == [*range(3, most, 3), most]
-    model, config = start(eval_every=0, save_every=0)
-    late = lambda trainer: replace(config.train, max_steps=2 if trainer.step >= 3 else 8)  # noqa: E731
-    assert fit(model, corpus, config, tmp_path / "late", replan=late) and Run(tmp_path / "late").step == 3
-    with pytest.raises(Mistake, match=r"replan must keep batch_size, tgt_len as in trainer\.config"):
-        fit(model, corpus, config, tmp_path / "b", replan=lambda _: replace(config.train, batch_size=2, tgt_len=4))
-
-
 def test_a_checkpoint_has_the_shape_of_its_model(corpus, tmp_path):
     """Also if the settings leave the size of the vocabulary open."""
     model, config = start()

@@ -10,7 +10,6 @@ import bz2
 import gzip
 import hashlib
 import lzma
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from ..config.recipe import load_recipe
-from ..config.settings import TrainConfig
+from ..config.settings import RunConfig
 from ..mistake import Mistake
 from ..runtime.files import empty_folder, lock_folder
 from ..runtime.terminal import report_progress, show_table
@@ -33,13 +32,15 @@ if TYPE_CHECKING:
     from ..evaluation.score import EvalResult
     from ..run.checkpoint import LoadedModel
     from ..run.folder import Run
-    from ..train.step import Trainer
+    from ..train.start import Start
 
 PROMPT = "class Memory:\n"
 SAMPLE = 400
 """Number of tokens of text to generate."""
 TRAINED, SCORED = 0.7, 0.95
 """Shares of the time after which training and scoring end. The rest is for the compressors and the page."""
+MEASURED = 0.03
+"""Share of the time in which the pace of training is measured."""
 SPEED_UP = 2.5
 """Assumed ratio of the speeds of scoring and training; the true one is at least this."""
 VALIDATION_SECONDS, LINE_SECONDS = 1.0, 2.0
@@ -53,7 +54,7 @@ class Demo:
     out: Annotated[Path | None, arg(metavar="RUN")] = None
     """Keep the run in this folder; by default the next demo replaces it."""
     minutes: float = 5.0
-    """Time for the whole demo, in minutes. On a slow or busy machine it trains for fewer steps."""
+    """Time for the whole demo, in minutes. On a slow machine it trains for fewer steps."""
 
     def run(self) -> int:
         begun = time.perf_counter()  # before torch is imported, which takes seconds
@@ -81,41 +82,32 @@ class Demo:
         return status
 
 
-@dataclass
-class Plan:
-    """Ends training by the clock: sets `max_steps` after each step from the pace so far.
+def planned(start: Start, config: RunConfig, end: float) -> RunConfig:
+    """`config` with as many steps as end at about the time `end`, at the pace of `start`, whose model is trained for a
+    moment and thrown away."""
+    from ..data.choose import left_out
+    from ..train.loop import train_segments
+    from ..train.step import Trainer
 
-    The learning rate depends on `max_steps`, so it falls with the time passed. The share of n-grams that are left out
-    depends on the passes over the text.
-    """
-
-    train: TrainConfig
-    end: float
-    """The time at which training must be done."""
-    tokens: int
-    """Number of tokens of the training split."""
-    first: float = 0.0
-    """The time at the end of the first step, which takes longer than the others."""
-
-    def __call__(self, trainer: Trainer) -> TrainConfig:
-        """The settings for the rest of the run."""
-        from ..data.choose import left_out
-
-        now, step = time.perf_counter(), trainer.step
-        self.first = self.first or now
-        pace = (now - self.first) / (step - 1) if step > 1 else trainer.seconds
-        left = self.end - VALIDATION_SECONDS - now
-        steps = step + max(int(left / pace), step == 1 and left > 0)
-        share = left_out(steps * self.train.batch_size * self.train.tgt_len / self.tokens)
-        trainer.model.set_ngram_dropout(share)
-        scored = SPEED_UP * self.train.batch_size * self.train.tgt_len / pace
-        return replace(
-            self.train,
-            max_steps=steps,
-            warmup_steps=min(self.train.warmup_steps, steps // 10),
-            eval_tokens=max(min(self.train.eval_tokens, int(VALIDATION_SECONDS * scored)), 1),
-            log_every=1 << max(int(math.log2(LINE_SECONDS / pace)), 0),  # a power of 2: no gaps
-        )
+    train, begun = start.config.train, time.perf_counter()
+    trainer = Trainer(start.model.to(train.device).train(), train_segments(start.corpus, start.config), train)
+    trainer.advance()  # takes longer than the others
+    first, seconds = time.perf_counter(), (end - begun) * MEASURED
+    while trainer.step < 2 or time.perf_counter() < first + seconds:
+        trainer.advance()
+    now = time.perf_counter()
+    pace = (now - first) / (trainer.step - 1)
+    steps = max(int((end - VALIDATION_SECONDS - now) / pace), 1)
+    tokens = train.batch_size * train.tgt_len
+    train = replace(
+        config.train,
+        max_steps=steps,
+        warmup_steps=min(train.warmup_steps, steps // 10),
+        eval_tokens=max(min(train.eval_tokens, int(VALIDATION_SECONDS * SPEED_UP * tokens / pace)), 1),
+        log_every=max(int(LINE_SECONDS / pace), 1),
+    )
+    share = left_out(steps * tokens / len(start.corpus.split("train").ids))
+    return replace(config, train=train, model=replace(config.model, ngram_dropout=share))
 
 
 def library_corpus() -> Corpus:
@@ -135,21 +127,21 @@ def library_corpus() -> Corpus:
 
 
 def show(run: Run, corpus: Corpus, trained: float, end: float) -> int:
-    """Run the demo in the folder of `run`: train until the time `trained` and score until `end`. Returns the exit
+    """Run the demo in the folder of `run`: train until about the time `trained` and score until `end`. Returns the exit
     status."""
     from ..report.page import write_page
     from ..run.checkpoint import load_model
     from ..runtime.ranks import Ranks
     from ..train.start import Origin, prepare, train_and_save
 
-    settings = ["--train.eval-every", "0", "--train.save-every", "0"]  # the clock decides
+    settings = ["--train.eval-every", "0", "--train.save-every", "0"]  # only at the end
     settings += ["--eval.batch-size", "32"]  # faster, and the text is long
     config = load_recipe("text-fast", settings)
     config = replace(config, corpus=replace(config.corpus, name=str(corpus.path)))
-    start = prepare(config, run, Origin("text-fast"), Ranks())
-    test = corpus.split("test")
-    plan = Plan(start.config.train, trained, len(corpus.split("train").ids))
-    if status := train_and_save(start, run, Ranks(), replan=plan):
+    origin, ranks = Origin("text-fast"), Ranks()
+    config = planned(prepare(config, run, origin, ranks), config, trained)
+    start, test = prepare(config, run, origin, ranks), corpus.split("test")
+    if status := train_and_save(start, run, ranks):
         return status
     loaded = load_model(run.path, device=start.config.train.device)
     now = time.perf_counter()

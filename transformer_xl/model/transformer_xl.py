@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -318,12 +317,6 @@ class TransformerXL(nn.Module):
         else:
             outputs, after = self.backbone(x, memory, lengths, ids == self.config.document_end)
         return outputs, tables, after
-
-    def set_ngram_dropout(self, share: float) -> None:
-        """From now on training leaves out this share of the n-grams (`model.ngram_dropout`)."""
-        self.config = replace(self.config, ngram_dropout=share)
-        if self.ngrams is not None:
-            self.ngrams.config = self.config
 
     def training_nll(
         self, prediction: Prediction, targets: Int[Tensor, "B T"], progress: float

@@ -38,7 +38,7 @@ from ..runtime.terminal import clock
 from .agreement import check_alike, check_folder, check_ranks
 from .choices import choices, resolve_settings
 from .optim import learning_rate
-from .resuming import check_resumed, replanned, with_own_choices
+from .resuming import check_resumed, with_own_choices
 from .step import Pace, Trainer
 from .trackers import Trackers
 from .writer import BackgroundWriter
@@ -53,7 +53,6 @@ def fit(
     resume: bool = False,
     trackers: Trackers | None = None,
     ranks: Ranks | None = None,
-    replan: Callable[[Trainer], TrainConfig] | None = None,
     begun: Mapping[str, object] | None = None,
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, in a run folder as `txl train` writes it (`Run`).
@@ -66,9 +65,6 @@ def fit(
     Args:
         trackers: they receive figures and samples; `config.train.trackers` has no effect here. None: no trackers.
         ranks: the processes that train together, each with a `model` of equal weights; None: only this one.
-        replan: called after each step; returns the settings of training for the rest of the run, and may change the
-            model's. It must keep the settings in `resuming.MADE_WITH`. Only for a single process that has to end at a
-            given time.
         begun: how the run began, for its `environment.json` (`run.folder.BEGUN`).
 
     Returns:
@@ -110,11 +106,9 @@ def fit(
         received = stack.enter_context(_deferred_signals(ranks))
         # inside the line above, so signals are still deferred while it ends
         writer = stack.enter_context(BackgroundWriter(kept=ranks.first))
-        loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, replan, check_lock)
+        loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, check_lock)
         loop.train(received)
         writer.wait()
-        if replan is not None and ranks.first:
-            run.write_settings(loop.config)
         [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is written
     return trainer.step >= trainer.config.max_steps and not signals
 
@@ -209,13 +203,12 @@ class _Loop:
     run: Run
     trackers: Trackers
     writer: BackgroundWriter
-    replan: Callable[[Trainer], TrainConfig] | None
     check_lock: Callable[[], None]
 
     def train(self, received: list[str]) -> None:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
-        trainer, stopping = self.trainer, False
-        while trainer.step < trainer.config.max_steps and not stopping:
+        trainer, settings, stopping = self.trainer, self.config.train, False
+        while trainer.step < settings.max_steps and not stopping:
             if getattr(sys.stdout, "reader_left", False):
                 received.append("closed pipe")
             try:
@@ -224,10 +217,6 @@ class _Loop:
                 if received and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                     raise KeyboardInterrupt from error  # a signal to the whole group has ended the compiler, too
                 raise
-            if self.replan is not None:
-                trainer.config = replanned(trainer.config, self.replan(trainer))
-                self.config = replace(self.config, train=trainer.config, model=trainer.model.config)
-            settings = trainer.config
             self.writer.check()
             stopping, last = result.signals > 0, trainer.step >= settings.max_steps
             if last or self._due(settings.log_every):

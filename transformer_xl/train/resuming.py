@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..config.problems import Problems
 from ..config.recipe import Setting, changed_settings, find_recipe, recipe_identity, settings_in, text_name
-from ..config.settings import RunConfig, TrainConfig
+from ..config.settings import RunConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..run.checkpoint import load_vocab
@@ -19,10 +19,6 @@ MAY_CHANGE = {
     *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
 }
 """Settings of [train] that may change when a run is resumed. All settings of [eval] may change too."""
-
-MADE_WITH = ("batch_size", "tgt_len", "context_len", "random_tgt_len", "passes", "short_share", "optimizer", "device")
-MADE_WITH += ("precision", "parallel", "compile", "cuda_graph", "recompute", "backend")
-"""Settings with which the loader, the optimizers and the model are made."""
 
 
 def resumed_settings(
@@ -109,11 +105,3 @@ def check_text(run: Run, corpus: Corpus) -> None:
 def name_of(init: Path | None) -> str:
     """The name by which a run records the run that it started from. The whole path could reveal its owner."""
     return "" if init is None else init.resolve().name
-
-
-def replanned(before: TrainConfig, config: TrainConfig) -> TrainConfig:
-    """What `replan` returned, in which some settings must be those that training began with."""
-    changed = [name for name in MADE_WITH if getattr(config, name) != getattr(before, name)]
-    if changed:
-        raise Mistake(f"replan must keep {', '.join(changed)} as in trainer.config: training is made with them.")
-    return config

@@ -6,7 +6,7 @@ A user's mistakes are found here, before anything is written.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -16,7 +16,7 @@ import torch
 
 from ..config.problems import Problems
 from ..config.recipe import Setting, text_name
-from ..config.settings import RunConfig, TrainConfig
+from ..config.settings import RunConfig
 from ..config.values import value_text
 from ..data.corpus import Corpus
 from ..data.datasets import open_corpus
@@ -38,7 +38,6 @@ from .choices import choices, resolve_settings
 from .growth import grown
 from .loop import fit
 from .resuming import check_text, name_of
-from .step import Trainer
 from .trackers import Trackers, require_installed
 
 STOPPED = 75
@@ -173,18 +172,12 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
 
 
 def train_and_save(
-    start: Start,
-    run: Run,
-    ranks: Ranks,
-    *,
-    resume: bool = False,
-    trackers: Trackers | None = None,
-    replan: Callable[[Trainer], TrainConfig] | None = None,
+    start: Start, run: Run, ranks: Ranks, *, resume: bool = False, trackers: Trackers | None = None
 ) -> int:
-    """Train in the folder. `fit` explains `replan`. Returns the exit status."""
+    """Train in the folder. Returns the exit status."""
     call, begun = (start.model, start.corpus, start.config, run.path), start.begun
     try:
-        finished = fit(*call, resume=resume, trackers=trackers, ranks=ranks, replan=replan, begun=begun)
+        finished = fit(*call, resume=resume, trackers=trackers, ranks=ranks, begun=begun)
     except KeyboardInterrupt as interrupt:
         last = run.latest
         interrupt.add_note(
