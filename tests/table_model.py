@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,11 @@ class TableModel(nn.Module):
     """The n-th token of a row, if its id is i, is followed by j with log-probability `table[n % clock, i, j]`."""
 
     takes_padding = True
+    config: Any = None
+    softmax: Any = None
+    hidden: Any = None
+    empty_memory: Any = None
+    """Not needed where there is a memory."""
 
     def __init__(self, vocab_size: int = 7, clock: int = 3):
         super().__init__()

@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,23 +26,11 @@ from ..mistake import Mistake, shortened
 from ..model.step import Step, step_state
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
-from .score import Reader, Scoring, State, device_of
+from .score import Reader, State, device_of
 from .sliding import Sliding
 
 Prompt = str | bytes | Integer[np.ndarray, " n"]
 """A text to continue, or the ids of its tokens."""
-
-
-@runtime_checkable
-class Writer(Scoring, Protocol):
-    """The methods of `TransformerXL` that generating needs."""
-
-    takes_padding: bool
-
-    @property
-    def log_probs(self) -> Callable[..., tuple[Tensor, State]]: ...
-
-    def for_inference(self, precision: str = "fp32") -> Writer: ...
 
 
 class Context(NamedTuple):
@@ -157,7 +145,7 @@ def sample(
 
 
 def stream(
-    model: Writer,
+    model: Reader,
     prompts: Sequence[Integer[np.ndarray, " _"]],
     lengths: Lengths,
     sampling: Sampling,
@@ -179,7 +167,6 @@ def stream(
         return
     device = device_of(model)
     if not lengths.mem_len:
-        assert isinstance(model, Reader), "without a memory the model needs the methods of TransformerXL"
         model = Sliding(model, lengths.tgt_len)
     model = model.for_inference(precision)
     past: State | Step | None = None
@@ -218,7 +205,7 @@ def _only(log_probs: Float[Tensor, "B V"], allowed: list[list[int]]) -> Float[Te
 
 
 def read_prompts(
-    model: Writer,
+    model: Reader,
     prompts: Sequence[Integer[np.ndarray, " _"]],
     lengths: Lengths,
     precision: str = "fp32",
@@ -252,7 +239,7 @@ def read_prompts(
 
 @torch.no_grad()
 def _read_tokens(
-    model: Writer, ids: Int[Tensor, "B 1"], past: State | Step, lengths: Lengths, precision: str
+    model: Reader, ids: Int[Tensor, "B 1"], past: State | Step, lengths: Lengths, precision: str
 ) -> tuple[Float[Tensor, "B V"], State | Step]:
     """Log-probabilities after the next token of each row, by a `Step` if one is possible."""
     with autocast(precision, ids.device):
@@ -264,7 +251,7 @@ def _read_tokens(
 
 
 def stream_text(
-    model: Writer,
+    model: Reader,
     vocab: Vocab,
     prompts: Sequence[Prompt],
     lengths: Lengths,
@@ -302,7 +289,7 @@ def stream_text(
 
 
 def generate(
-    model: Writer,
+    model: Reader,
     vocab: Vocab,
     prompts: Sequence[str | bytes],
     lengths: Lengths,

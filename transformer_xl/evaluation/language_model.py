@@ -24,8 +24,8 @@ from ..data.vocab import text_of
 from ..mistake import Mistake
 from ..run.checkpoint import LoadedModel
 from ..runtime.device import autocast
-from .generate import Context, Sampling, TokenText, Writer, prompt_ids, read_prompts, stream_text, with_before
-from .score import bits, device_of, perplexity, ratio
+from .generate import Context, Sampling, TokenText, prompt_ids, read_prompts, stream_text, with_before
+from .score import Reader, bits, device_of, perplexity, ratio
 from .sliding import Sliding
 
 _TOGETHER = 64
@@ -234,7 +234,7 @@ class LanguageModel(LoadedModel):
             raise Mistake("context must be of a model with this vocabulary, and is not. Read the text again.")
         return context.lengths
 
-    def _reader(self, lengths: Lengths) -> Writer:
+    def _reader(self, lengths: Lengths) -> Reader:
         """A copy of the model for inference."""
         copy = self.model.for_inference()
         return copy if lengths.mem_len else Sliding(copy, lengths.tgt_len)

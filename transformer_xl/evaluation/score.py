@@ -56,10 +56,16 @@ class Reader(Scoring, Protocol):
     """The methods of `TransformerXL` that give features of each position and the probabilities after it."""
 
     config: TransformerXLConfig
-    softmax: AdaptiveSoftmax
+    takes_padding: bool
+
+    @property
+    def softmax(self) -> AdaptiveSoftmax: ...
 
     @property
     def hidden(self) -> Callable[..., tuple[Tensor, State]]: ...
+
+    @property
+    def log_probs(self) -> Callable[..., tuple[Tensor, State]]: ...
 
     def for_inference(self, precision: str = "fp32") -> Reader: ...
 
