@@ -50,7 +50,7 @@ def test_a_folder_of_ids_has_a_recipe_its_counts_and_a_score(home: Path):
     size = config.model.vocab_size
     assert f"on chars, 4,500 tokens, {size} ids; segments of 7 after 5, scored 7 after 5; cpu" in log
     kind = "Transformer-XL with n-grams and matches, which learn most in minutes"
-    assert f"Recipe text-fast, {kind}: chars has 4,500 ids of {size} in its train split" in log
+    assert f"Recipe text-fast, {kind}: chars is read as {size} ids;" in log
     assert "train: train.bin (4,500 ids); valid: val.bin (500 ids)." in log
     assert "Left out: meta.pkl (a pickle, which stays closed)." in log
     assert "ppl" in log and "bpc" not in log and "per byte" not in log and "test" not in log
@@ -59,7 +59,7 @@ def test_a_folder_of_ids_has_a_recipe_its_counts_and_a_score(home: Path):
 def test_a_large_vocabulary_takes_the_recipe_for_words(home: Path, capsys):
     np.save("many.npy", np.arange(5_000))
     told = printed("train --data many.npy --print-config", capsys)
-    assert told.startswith("# Recipe text-words, Transformer-XL alone: many.npy has 4,500 ids of 5,000 in its train ")
+    assert told.startswith("# Recipe text-words, Transformer-XL alone: many.npy is read as 5,000 ids; ")
     assert 'unit = "id"' in told and 'split = "test"' in told
     sentence = refused("train --data many.npy --print-config --corpus.unit byte", capsys)
     assert "many.npy must be text, and is a NumPy file" in sentence

@@ -69,13 +69,13 @@ class Train:
             if self.recipe is None:
                 from ..data.choose import choose_recipe
 
-                unit = "byte"
+                vocab = None
                 if self.init is not None:
                     from ..interop.hub import local
                     from ..run.checkpoint import find_checkpoint, load_vocab
 
-                    unit = load_vocab(find_checkpoint(local(self.init))).unit
-                recipe, defaults, why = choose_recipe(self.data or "", overrides, unit)
+                    vocab = load_vocab(find_checkpoint(local(self.init)))
+                recipe, defaults, why = choose_recipe(self.data or "", overrides, vocab)
             note = None if rank_and_size()[0] == 0 else recipes.unsaid
             config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data, note=note)
         if self.print_config and rank_and_size()[0] > 0:

@@ -2,27 +2,22 @@
 
 A published corpus has its small recipe. Any other text is read as bytes (`text-fast`, which takes minutes) unless
 corpus.unit says otherwise. Token ids take the recipe for words if their vocabulary is large. The number of steps
-follows from the size of the text.
+follows from the number of tokens, so the text is tokenised here; training opens the same store.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from itertools import chain
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name, unsaid
 from ..mistake import Mistake, listing
-from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS
-from .datasets import cache_folder, missing_corpus, store_of
+from .datasets import missing_corpus, open_corpus, store_of
 from .header import Header
-from .ids import id_blocks, largest_id
-from .reading import expand_home, pieces, resolved
-from .texts import read_splits
-from .vocab import Unit
+from .reading import expand_home
+from .vocab import Vocab
 
 BYTES, WORDS = "text-fast", "text-words"
 PASSES = {BYTES: 5, WORDS: 10}
@@ -32,15 +27,6 @@ MOST_CHARACTERS = 1024
 MOST_LEFT_OUT = 0.75
 """The largest share of n-grams to leave out; 0.9 was worse than 0.7 even in 10 passes."""
 LEAST_STEPS = 100
-_SUBWORD = 4
-"""Bytes of a subword, about, in English and in Chinese."""
-_SIZES: dict[str, Callable[[bytes], int]] = {
-    "byte": len,
-    "char": lambda piece: len(piece.decode()),
-    "word": lambda piece: len(piece.split()),
-    "bpe": lambda piece: len(piece) // _SUBWORD,
-}
-"""The number of tokens of a piece of text."""
 _PACED = ("warmup_steps", "eval_every", "save_every", "sample_every")
 """Settings of [train] that keep their share of max_steps."""
 
@@ -55,13 +41,9 @@ class ChosenRecipe(NamedTuple):
     """The choice, its reason and how to make another, in one sentence."""
 
 
-Found = tuple[str, Sequence[str], int, str]
-"""A recipe, settings that follow from the text, its tokens for training, and what the text is."""
-
-
-def choose_recipe(data: str, overrides: Sequence[str] = (), usual: Unit = "byte") -> ChosenRecipe:
+def choose_recipe(data: str, overrides: Sequence[str] = (), vocab: Vocab | None = None) -> ChosenRecipe:
     """The recipe for `data`, the name of a corpus or the path of a text. The user's corpus.unit decides for a text, or
-    else the `usual` unit.
+    else the unit of `vocab`, the vocabulary of the model to start from.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.
@@ -71,16 +53,24 @@ def choose_recipe(data: str, overrides: Sequence[str] = (), usual: Unit = "byte"
     if data in DATASETS and not path.exists():
         return _for_published(data)
     if store is not None:
-        recipe, words, tokens, what = _of_store(Header.read(store / "corpus.json"))
+        header = Header.read(store / "corpus.json")
+        unit, words = header.unit, ["--corpus.unit", header.unit, "--corpus.newlines", header.newlines]
     elif not path.exists():
         raise missing_corpus(data)
     else:
-        unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else "byte" if usual == "id" else usual)
-        column = given_setting(overrides, "column") or ""
-        with unpack_if_archive(resolved(path), cache_folder()) as files:
-            recipe, words, tokens, what = _of_ids(files) if unit == "id" else _of_text(files, unit, column)
-    paced, how = _pace(recipe, tokens, overrides)
-    return ChosenRecipe(recipe, (*words, *paced), f"{_named(recipe)}: {_quote(data)} {what}; {how}{_another(data)}.")
+        unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else vocab.unit if vocab else "byte")
+        words = ["--corpus.unit", unit]
+    usual = WORDS if unit in ("word", "bpe") else BYTES
+    config = load_recipe(usual, [*words, *overrides], data=data, note=unsaid).corpus
+    corpus = open_corpus(config, vocab, extend=config.extend_vocab and vocab is not None)
+    splits = corpus.header.splits
+    if unit == "id" and "test" not in splits:
+        words.append("--eval.split=valid")
+    recipe = WORDS if unit == "id" and len(corpus.vocab) > MOST_CHARACTERS else usual
+    paced, how = _pace(recipe, splits["train"].tokens if "train" in splits else 0, overrides)
+    tokens = f"{len(corpus.vocab):,} ids" if unit == "id" else "subwords" if unit == "bpe" else f"{unit}s"
+    why = f"{_named(recipe)}: {_quote(data)} is read as {tokens}; {how}{_another(data)}."
+    return ChosenRecipe(recipe, (*words, *paced), why)
 
 
 def given_setting(overrides: Sequence[str], name: str) -> Any:
@@ -98,32 +88,6 @@ def _for_published(data: str) -> ChosenRecipe:
         known = f"one of {listing(recipes)}" if recipes else f"`txl train {like} --data {data}`"
         raise Mistake(f"RECIPE must be named for --data {data}, which has no small recipe. Take {known}.")
     return ChosenRecipe(small, (), f"{_named(small)}: the small one for the corpus {data}; {_another(data)}.")
-
-
-def _of_store(header: Header) -> Found:
-    """A token store has fixed tokens."""
-    words = ("--corpus.unit", header.unit, "--corpus.newlines", header.newlines)
-    tokens = header.splits["train"].tokens if "train" in header.splits else 0
-    return WORDS if header.unit == "word" else BYTES, words, tokens, f"is tokenised as {header.unit}s"
-
-
-def _of_text(files: Path, unit: Unit, column: str) -> Found:
-    recipe = WORDS if unit in ("word", "bpe") else BYTES
-    splits = read_splits(files, unit, column=column).splits
-    texts = (piece for span in splits.get("train", ()) for piece in pieces(span, unit))
-    tokens = sum(map(_SIZES[unit], texts))
-    what = f"subwords of about {_SUBWORD} bytes" if unit == "bpe" else f"{unit}s"
-    return recipe, ("--corpus.unit", unit), tokens, f"is read as {what}"
-
-
-def _of_ids(files: Path) -> Found:
-    """With few ids the recipe for bytes, otherwise the one for words."""
-    splits = read_splits(files, "id").splits
-    size = 1 + largest_id(chain(*splits.values()))
-    tokens = sum(len(block) for span in splits.get("train", ()) for block in id_blocks(span, size))
-    words = ("--corpus.unit=id", *(() if "test" in splits else ("--eval.split=valid",)))
-    what = f"has {tokens:,} ids of {size:,} in its train split"
-    return BYTES if size <= MOST_CHARACTERS else WORDS, words, tokens, what
 
 
 def _pace(recipe: str, tokens: int, overrides: Sequence[str]) -> tuple[Sequence[str], str]:
