@@ -701,7 +701,7 @@ class TestPublished:
                 open_corpus(CorpusConfig(name=name, unit="char", newlines="drop"))
             with pytest.raises(ValueError, match=r"\(256 bytes, newlines kept\) is not that of .*\(2 bytes"):
                 open_corpus(CorpusConfig(name=name, newlines="drop"), Vocab.build("byte", []))
-            with pytest.raises(ValueError, match=r"corpus\.vocab is for a text file"):
+            with pytest.raises(ValueError, match=r"corpus\.vocab must be .* tokenised already"):
                 open_corpus(CorpusConfig(name=name, newlines="drop", vocab="words.txt"))
             assert open_corpus(CorpusConfig(name=name, newlines="drop")).name == "tiny"
         with pytest.raises(ValueError, match=r'corpus\.newlines must be "drop"'):

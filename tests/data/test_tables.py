@@ -115,7 +115,7 @@ def test_a_column_is_refused_where_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"corpus\.column must be left out"):
         opened(tmp_path / "a.csv.gz", "text", unit="word", vocab=str(tmp_path / "words"))
     store = opened(tmp_path / "a.csv", "text").path
-    with pytest.raises(Mistake, match=r"corpus\.column is for a text file or folder"):
+    with pytest.raises(Mistake, match=r"corpus\.column must be .* tokenised already"):
         opened(store, "text")
 
 

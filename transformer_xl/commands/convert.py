@@ -93,7 +93,7 @@ def _vocab(name: str) -> Vocab:
 
     if Path(name).is_file():
         return read_vocabulary(Path(name))
-    store = store_folder(name, "")
+    store = store_folder(name)
     if not (store / "corpus.json").is_file():
         raise FileNotFoundError(f"--vocab must be a file or the name of a prepared corpus, got {name!r}.")
     return Corpus.open(store).vocab

@@ -55,7 +55,7 @@ def list_corpora(*, as_json: bool) -> None:
     from ..data.datasets import store_folder
     from ..data.header import SPLITS
 
-    folder = store_folder("x", "").parent
+    folder = store_folder("x").parent
     others = sorted(file.parent.name for file in folder.glob("*/corpus.json") if file.parent.name not in DATASETS)
     entries = [corpus_facts(name, folder / name) for name in (*DATASETS, *others)]
     if as_json:

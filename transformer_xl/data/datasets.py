@@ -13,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from ..config.settings import CorpusConfig
+from ..config.values import value_text
 from ..mistake import Mistake, did_you_mean
 from ..runtime.files import digest_of_json
 from .corpora.archive import unpack_if_archive
@@ -71,7 +72,7 @@ def open_corpus(
 def store_of(name: str) -> Path | None:
     """The folder of a token store: of a prepared corpus with this name, or at this path; None if there is none."""
     path = expand_home(name)
-    folders = [store_folder(name, ""), path] if path.name == name else [path]
+    folders = [store_folder(name), path] if path.name == name else [path]
     return next((folder for folder in folders if (folder / "corpus.json").is_file()), None)
 
 
@@ -79,42 +80,28 @@ def missing_corpus(name: str) -> FileNotFoundError:
     """The error for a name that is neither a corpus nor a text."""
     return FileNotFoundError(
         f"The corpus (--data) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
-        f"{name}.{_guess(name)}"
+        f"{name}.{did_you_mean(name, DATASETS)}"
     )
-
-
-def _guess(name: str) -> str:
-    """A question that names the published corpus with the most similar name; "" if none is similar, or for a path."""
-    if Path(name).suffix or Path(name).name != name:
-        return ""
-    return did_you_mean(name, DATASETS)
 
 
 def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
     """Refuse settings that differ from the settings with which a token store was made."""
-    if config.reset_documents and any(split.documents is None for split in corpus.header.splits.values()):
-        raise Mistake(f"corpus.reset_documents must be false for the corpus {corpus.name}, which has no documents.")
-    for setting in ("unit", "newlines"):
-        own, asked = getattr(corpus.header, setting), getattr(config, setting)
-        if own != asked:
-            raise Mistake(f'corpus.{setting} must be "{own}" for the corpus {corpus.name}, got "{asked}".')
-    if config.document_end and any(split.documents is not None for split in corpus.header.splits.values()):
-        raise Mistake(
-            f"corpus.document_end must be left out for the corpus {corpus.name}, whose documents are apart. Give its "
-            "text by --data."
-        )
-    for setting in ("vocab", "column"):
-        if getattr(config, setting):
+    own = {"unit": corpus.header.unit, "newlines": corpus.header.newlines, "vocab": "", "column": ""}
+    apart = {split.documents is not None for split in corpus.header.splits.values()}
+    own |= {"reset_documents": False} if False in apart else {}
+    own |= {"document_end": ""} if True in apart else {}
+    for setting, value in own.items():
+        if (asked := getattr(config, setting)) != value:
             raise Mistake(
-                f"corpus.{setting} is for a text file or folder, and {corpus.name} is tokenised already. Leave it out, "
-                "or give the corpus's text by --data."
+                f"corpus.{setting} must be {value_text(value)} for {corpus.name}, which is tokenised already, got "
+                f"{value_text(asked)}. Leave it out, or give the corpus's text by --data."
             )
 
 
 def dataset_of(name: str, newlines: Newlines | None) -> Dataset:
     """The published corpus with this name; raise `ValueError` if there is none, or none with these line ends."""
     if name not in DATASETS:
-        raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{_guess(name)}")
+        raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{did_you_mean(name, DATASETS)}")
     protocols = DATASETS[name].protocols
     if newlines is not None and newlines not in protocols:
         known = " or ".join(map(repr, protocols))
@@ -122,16 +109,16 @@ def dataset_of(name: str, newlines: Newlines | None) -> Dataset:
     return DATASETS[name]
 
 
-def store_folder(name: str, newlines: str) -> Path:
-    """The folder of a prepared corpus, for example enwik8, or enwik8-keep with a treatment of line ends."""
-    return cache_folder() / "corpora" / (f"{name}-{newlines}" if newlines else name)
+def store_folder(name: str, newlines: str = "") -> Path:
+    """The folder of a prepared corpus: enwik8 if its line ends are treated as published, or else enwik8-keep."""
+    published = not newlines or newlines == DATASETS[name].newlines
+    return cache_folder() / "corpora" / (name if published else f"{name}-{newlines}")
 
 
 def _open_prepared(name: str, newlines: Newlines) -> Corpus:
-    published = dataset_of(name, newlines).newlines
-    store = store_folder(name, "" if newlines == published else newlines)
+    option = "" if newlines == dataset_of(name, newlines).newlines else f" --newlines {newlines}"
+    store = store_folder(name, newlines)
     if not (store / "corpus.json").is_file():
-        option = "" if newlines == published else f" --newlines {newlines}"
         raise FileNotFoundError(
             f"The corpus {name} (newlines = {newlines!r}) is not prepared in {store.parent}: run "
             f"`txl data {name}{option}`, with --source PATH for a local copy."
@@ -145,9 +132,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
         listed = expand_home(config.vocab)
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
-    settings = [VERSION, unit, newlines, config.min_count, config.reset_documents]
-    settings += [config.bpe_size] if unit == "bpe" else []
-    settings += [config.column] if config.column else []
+    settings = [VERSION, unit, newlines, config.min_count, config.reset_documents, config.bpe_size, config.column]
     path, notes = resolved(path), []
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole=whole, column=config.column)
@@ -173,8 +158,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             ends = [config.document_end] * config.min_count
             known, vocab = len(vocab), vocab.extended(chain(parts, ends), config.min_count)
             notes.append(f"{len(vocab) - known:,} new {unit}s were added to the vocabulary of {known:,}.")
-        settings += [f"documents end with {config.document_end}"] if config.document_end else []
-        settings += [vocab.fingerprint if vocab else None, texts.digest]
+        settings += [config.document_end, vocab.fingerprint if vocab else None, texts.digest]
         digest = digest_of_json(settings)
         corpus = Corpus.build(
             cache_folder() / "texts" / f"{path.stem}-{digest[:16]}",

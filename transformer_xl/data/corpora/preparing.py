@@ -46,7 +46,7 @@ def prepare(name: str, source: str | Path | None = None, *, newlines: Newlines |
             vocab = Vocab.read(read_file(words), str(words), unit=dataset.unit, newlines=newlines)
         try:
             return Corpus.build(
-                store_folder(name, "" if newlines == dataset.newlines else newlines),
+                store_folder(name, newlines),
                 texts,
                 name=name,
                 unit=dataset.unit,
