@@ -52,7 +52,7 @@ def test_a_folder_of_ids_has_a_recipe_its_counts_and_a_score(home: Path):
     kind = "Transformer-XL with n-grams and matches, which learn most in minutes"
     assert f"Recipe text-fast, {kind}: chars is read as {size} ids;" in log
     assert "train: train.bin (4,500 ids); valid: val.bin (500 ids)." in log
-    assert "Left out: meta.pkl (a pickle, which stays closed)." in log
+    assert "Left out: meta.pkl (no ids)." in log
     assert "ppl" in log and "bpc" not in log and "per byte" not in log and "test" not in log
 
 
@@ -62,7 +62,7 @@ def test_a_large_vocabulary_takes_the_recipe_for_words(home: Path, capsys):
     assert told.startswith("# Recipe text-words, Transformer-XL alone: many.npy is read as 5,000 ids; ")
     assert 'unit = "id"' in told and 'split = "test"' in told
     sentence = refused("train --data many.npy --print-config --corpus.unit byte", capsys)
-    assert "many.npy must be text, and is a NumPy file" in sentence
+    assert "many.npy must be text, and is binary" in sentence
 
 
 def test_ids_are_scored_with_the_vocabulary_of_the_run(home: Path, capsys):

@@ -96,7 +96,7 @@ CONTAINERS = {
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_a_container_is_not_trained_on_as_text(name: str, unit: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(CONTAINERS[name] * 9)
-    with pytest.raises(Mistake, match=rf"{name} must be text, and is a") as alone:
+    with pytest.raises(Mistake, match=rf"{name} must be text, and is ") as alone:
         open_corpus(CorpusConfig(name=str(tmp_path / name), unit=unit))
     kind = str(alone.value).partition(", and is ")[2].partition(". Write")[0]
     (tmp_path / "b.txt").write_bytes(b"a text of words\n" * 99)
@@ -465,8 +465,8 @@ class TestAnyText:
         assert note.startswith("Left out: ") and note.endswith(" and 2 more.")
         for name, reason in {
             "arrays.npz": "binary",
-            "logo.png": "a PNG image",
-            "run": "a run",
+            "logo.png": "binary",
+            "run": "written by txl",
             "old.zip": "binary",
         }.items():
             assert f"{name} ({reason})" in note
@@ -554,7 +554,7 @@ class TestAnyText:
     def test_compressed_bytes_without_their_suffix_are_refused(self, tmp_path: Path, suffix: str) -> None:
         with OPENERS[f".{suffix}"](tmp_path / "a.txt", "wb") as out:
             out.write(b"abc" * 100)
-        with pytest.raises(ValueError, match=rf"a\.txt must be text, and is an? \w+ file, which needs .* \.{suffix}"):
+        with pytest.raises(ValueError, match=rf"a\.txt must be text, and is binary.* suffix .*\.{suffix}"):
             texts_of(tmp_path / "a.txt", "byte")
 
     @pytest.mark.parametrize("member", ["[Content_Types].xml", "mimetype"])

@@ -111,7 +111,7 @@ class TestFiles:
         counts = {name: split.tokens for name, split in corpus.header.splits.items()}
         assert counts == {"train": 1_003_854, "valid": 111_540} and len(corpus.vocab) == 65
         assert corpus.split("train").ids.tolist() == order[:cut].tolist()
-        assert corpus.notes[1] == "Left out: input.txt (no ids), meta.pkl (a pickle, which stays closed)."
+        assert corpus.notes[1] == "Left out: input.txt (no ids), meta.pkl (no ids)."
         assert not (tmp_path / "sprung").exists()
 
     def test_a_large_file_stays_on_disk(self, tmp_path: Path) -> None:

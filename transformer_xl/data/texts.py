@@ -42,24 +42,10 @@ _SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What `save_to_disk` of the library datasets writes beside its `.arrow` files."""
 _HEAD = 1 << 13
 """A file is binary if there is a NUL in this number of first bytes."""
-_FORMATS: dict[bytes, str] = {
-    b"\x1f\x8b": "a gzip file, which needs the suffix .gz",
-    b"BZh91AY&SY": "a bzip2 file, which needs the suffix .bz2",
-    b"\xfd7zXZ\0": "an xz file, which needs the suffix .xz",
-    b"PAR1": "a Parquet file, which needs the suffix .parquet",
-    b"ARROW1": "an Arrow file, which needs the suffix .arrow",
-    b"\x93NUMPY": 'a NumPy file, which corpus.unit = "id" reads',
-    b"\x89HDF\r\n": "an HDF5 file",
-    b"SQLite format 3\0": "an SQLite database",
-    b"\x28\xb5\x2f\xfd": "a zstd file",
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
-    b"\x89PNG\r\n": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"GIF8": "a GIF image",
-    b"%PDF-": "a PDF document",
-    b"GGUF": "a GGUF model",
-}
-"""Formats whose content is not their bytes, by their first bytes."""
+_PACKED = (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c")
+_BINARY = (b"PAR1", b"ARROW1", b"\x93NUMPY", b"\x89HDF\r\n", b"SQLite format 3\0", b"GGUF")
+_BINARY += (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"%PDF-")
+"""The first bytes of packed files, and of tables, arrays, models, pictures and documents: their bytes are no text."""
 _TOKENS = re.compile(rb'\s*\{\s*"(?:ids|input_ids|tokens)"\s*:\s*\[')
 """How a file of token ids begins, which is no text."""
 _WINDOW = 1 << 20
@@ -205,40 +191,33 @@ def _no_text(file: Path, unit: Unit) -> str:
     if file.name.startswith("."):
         return "hidden"
     if file.is_dir():
-        return "a link to a folder" if file.is_symlink() else _kind_of_output(file)
+        return "a link to a folder" if file.is_symlink() else "written by txl" if _is_output(file) else ""
     if not file.is_file():
         return "not a file"
     if file.name in _SAVED or (file.suffix == ".arrow" and file.name.startswith("cache-")):
         return "beside the data of a dataset"
     if unit == "id":
-        pickled = file.suffix in (".pkl", ".pickle")
         about = file.suffix == ".json" and (file.name == "meta.json" or file.with_suffix(".bin").is_file())
-        no_ids = "a pickle, which stays closed" if pickled else "the type of ids" if about else "no ids"
-        return "" if file.suffix in SUFFIXES and not about else no_ids
+        return "" if file.suffix in SUFFIXES and not about else "no ids"
     if is_table(file):
         return ""
     with read_errors(file), open_file(file) as opened:
         head = opened.read(_HEAD)
-    return _container(file, head) or ("binary" if b"\0" in head else "")
+    return _why_no_text(file, head) or ("binary" if b"\0" in head else "")
 
 
-def _container(file: Path, head: bytes) -> str:
-    """What a file is whose bytes are a container's, not a text's, in words; "" for any other."""
-    if file.suffix in (".pkl", ".pickle", ".pt", ".pth") and head.startswith((b"\x80", b"PK")):
-        return "a pickle, which stays closed"
+def _why_no_text(file: Path, head: bytes) -> str:
+    """Why the bytes of a file, which begin with `head`, are not its text; "" if they may be."""
     if file.suffix == ".json" and _TOKENS.match(head):
         return 'a file of token ids, as MidiTok writes them, which corpus.unit = "id" reads'
-    return next((kind for magic, kind in _FORMATS.items() if head.startswith(magic)), "")
+    pickled = file.suffix in (".pkl", ".pickle", ".pt", ".pth") and head.startswith((b"\x80", b"PK"))
+    return "binary" if pickled or head.startswith((*_PACKED, *_BINARY)) else ""
 
 
-def _kind_of_output(folder: Path) -> str:
-    """The kind of output of this package in a folder, in words; "" if there is none."""
-    marks = {
-        "a run": ("config.toml", "environment.json"),
-        "a checkpoint": ("model.safetensors", "config.json"),
-        "a token store": ("corpus.json", "vocab.json"),
-    }
-    return next((kind for kind, files in marks.items() if all((folder / file).is_file() for file in files)), "")
+def _is_output(folder: Path) -> bool:
+    """Whether a folder is a run, a checkpoint or a token store."""
+    pairs = (("config.toml", "environment.json"), ("model.safetensors", "config.json"), ("corpus.json", "vocab.json"))
+    return any((folder / first).is_file() and (folder / second).is_file() for first, second in pairs)
 
 
 def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
@@ -250,9 +229,12 @@ def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
         rows = sum(1 for _ in row_texts(file, column))
         return _File(name, Span(file, 0, rows, column), rows, digest_of(file))
     with read_errors(file), open_file(file) as opened:
-        kind = _container(file, opened.read(_HEAD))
-    if kind:
-        raise Mistake(f"{file} must be text, and is {kind}. Write its text as .txt, or as JSON lines (.jsonl).")
+        reason = _why_no_text(file, opened.read(_HEAD))
+    if reason:
+        raise Mistake(
+            f"{file} must be text, and is {reason}. Write its text as .txt or JSON lines (.jsonl), or give it the "
+            "suffix of its format (.gz, .xz, .bz2, .parquet, .arrow, .npy)."
+        )
     for _ in documents(Span(file, column=column)) if is_jsonl(file) else ():
         pass  # refuses a line without text
     decoder, digest, position, start, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, 0, b"\n"
