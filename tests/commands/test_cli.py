@@ -110,7 +110,7 @@ def test_the_split_of_each_file_is_printed_and_logged(home, capsys, tmp_path):
     for resume in ([], ["--resume", "--train.max-steps", "6"]):
         capsys.readouterr()
         assert main(["train", "text-small", "--data", str(tmp_path / "own"), "--out", str(run), *TINY, *resume]) == 0
-        told = "train: train.txt (600 bytes); valid: val.txt (600 bytes); test: test.txt (600 bytes)."
+        told = "train: train.txt; valid: val.txt; test: test.txt."
         assert told in capsys.readouterr().out and told in (run / "log.txt").read_text()
     assert "Left out: logo.png (binary), run (written by txl)." in (run / "log.txt").read_text()
 

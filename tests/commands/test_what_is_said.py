@@ -266,7 +266,7 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
         ("eval run --same-length --mem-len 0", "--same-length needs a memory: --mem-len must be at least 1, got 0."),
         ("train text-words --data text.txt --out x --train.backend triton --train.device cpu", "got triton: "),
         ("train lm1b-small --data text.txt --out x", "model.cutoffs must be below model.vocab_size = "),
-        ("train text-small --data one.jsonl --out x", "one.jsonl has too few documents for the valid split"),
+        ("train text-small --data one.jsonl --out x", "one.jsonl has nothing for the valid split"),
         ("train text-words --data text.txt --out none", "none exists. Go on with it by txl train --resume auto, which"),
         ("train --resume --out none", "Start again by --resume auto, with RECIPE or --data."),
         ("generate run --stop= --top-k -1", "--top-k must be at least 0, got -1"),

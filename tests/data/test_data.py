@@ -404,8 +404,7 @@ class TestAnyText:
         texts = read_splits(tmp_path, "byte")
         assert texts_of(tmp_path, "byte") == {"train": [b"r" * 190], "valid": [b"v" * 10], "test": [b"t" * 50]}
         assert texts.notes == [
-            "train, valid: train.txt (200 bytes); test: test.txt (50 bytes); "
-            "valid is the last 5 % of train, as no file names it.",
+            "train, valid: train.txt; test: test.txt; valid is the last 5 % of train, as no file names it.",
             "Left out: README.md (names no split).",
         ]
 
@@ -414,7 +413,7 @@ class TestAnyText:
         (tmp_path / "text" / os.fsdecode(b"caf\xe9.txt")).write_bytes(b"text")
         (tmp_path / "text" / "more").symlink_to(tmp_path, target_is_directory=True)
         notes = read_splits(tmp_path / "text", "byte", whole=True).notes
-        assert notes == ["all: caf\\udce9.txt (4 bytes).", "Left out: more (a link to a folder)."]
+        assert notes == ["all: caf\\udce9.txt.", "Left out: more (a link to a folder)."]
 
     def test_a_folder_of_train_files_alone_is_cut_with_or_without_a_readme(self, tmp_path: Path) -> None:
         (tmp_path / "train.txt").write_bytes(b"r" * 180 + b"v" * 10 + b"t" * 10)
@@ -569,22 +568,22 @@ class TestAnyText:
         words = [len(texts[0].split()) for texts in texts_of(tmp_path / "a.txt", "word").values()]
         assert sum(words) == 100 and min(words) >= 4, "no word is cut"
         (tmp_path / "a.txt").write_text("語" * 100)
-        with pytest.raises(ValueError, match="too short, or has no white space to be cut at"):
+        with pytest.raises(ValueError, match="too short to be cut between documents, words"):
             texts_of(tmp_path / "a.txt", "word")
 
     @pytest.mark.parametrize("unit", ["char", "word"])
-    @pytest.mark.parametrize(("content", "place"), [(b"abc\0def", "byte 3 is 0x00"), (b"ab\xff", "byte 2 is 0xff")])
-    def test_binary_files_are_refused(self, tmp_path: Path, unit, content: bytes, place: str) -> None:
+    @pytest.mark.parametrize("content", [b"abc\0def", b"ab\xff", b"ab\xc3"])
+    def test_binary_files_are_refused(self, tmp_path: Path, unit, content: bytes) -> None:
         (tmp_path / "image.png").write_bytes(content)
-        with pytest.raises(ValueError, match=rf"image\.png must be UTF-8 text .* {place}"):
+        with pytest.raises(ValueError, match=r"image\.png must be UTF-8 text "):
             open_corpus(CorpusConfig(name=str(tmp_path / "image.png"), unit=unit))
 
     @pytest.mark.parametrize(
         ("name", "error", "sentence"),
         [
-            ("empty.txt", ValueError, "no text for the train split: it is empty"),
-            ("short.txt", ValueError, "no text for the valid split: it is empty or too short"),
-            ("folder", ValueError, "no text for the train split"),
+            ("empty.txt", ValueError, "nothing for the train split: it is empty"),
+            ("short.txt", ValueError, "nothing for the valid split: it is empty, or too short"),
+            ("folder", ValueError, "nothing for the train split"),
             ("pipe", ValueError, "a pipe or a device"),
             ("missing.txt", FileNotFoundError, "there is no .*missing.txt"),
         ],

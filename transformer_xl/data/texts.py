@@ -75,6 +75,8 @@ class _File:
     size: int
     """Bytes of its text, or ids. For words, the end of the last line counts even if it is missing."""
     digest: str
+    documents: bool
+    """Whether it has several documents, which are not cut."""
 
 
 def _facts(file: Path) -> tuple[int, ...]:
@@ -102,21 +104,16 @@ def read_splits(path: Path, unit: Unit, *, whole: bool = False, column: str = ""
     found = [each for name, file in files.items() if (each := _read_once(file, name, unit, column)).size]
     skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
     named = _files_by_split(path, found, skipped) if path.is_dir() else {}
-    files_read = [each.text.file for each in found]
-    lines = any(
-        read_ids(file).starts is not None if unit == "id" else has_documents(file, column) for file in files_read
-    )
+    lines = any(each.documents for each in found)
     splits, how = _make_splits(named or {WHOLE: found}, unit, whole=whole)
     reasons = [f"{name} ({reason})" for name, reason in skipped.items()]
     left_out = [f"Left out: {listing(reasons, 5)}."] if skipped else []
     for split, texts in splits.items():
         if not texts:
-            what = "ids" if unit == "id" else "text"
-            cut = ", or has no white space to be cut at" if unit == "word" else ""
-            sentence = f"{path} has no {what} for the {split} split: it is empty or too short{cut}. Give more {what}."
-            if lines and not named:
-                sentence = f"{path} has too few documents for the {split} split, because a split has whole ones."
-                sentence += " Give more documents, or a file for each split."
+            sentence = (
+                f"{path} has nothing for the {split} split: it is empty, or too short to be cut between documents, "
+                "words or characters. Give more, or a file for each split."
+            )
             raise Mistake(" ".join([sentence, *left_out]))
     digests = {each.text.file: each.digest for each in found}
     cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]
@@ -139,13 +136,13 @@ def _make_splits(given: dict[str, list[_File]], unit: Unit, *, whole: bool) -> t
     parts = {split: [each.text for each in found] for split, found in given.items()}
     cut, wanted = (WHOLE, SPLITS) if WHOLE in given else ("train", SPLITS[:2])
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
-        return parts, _describe(given, unit)
+        return parts, _describe(given)
     found = given[cut]
     total = sum(each.size for each in found)
     cuts = [_cut_position(found, total * share // 20, unit, total // 40) for share in range(21 - len(wanted), 20)]
     parts |= _cut_files(found, wanted, cuts)
     shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is the last 5 % of train, as no file names it"
-    how = f"{_describe(given, unit)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
+    how = f"{_describe(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
     return {split: parts[split] for split in SPLITS if split in parts}, how
 
 
@@ -224,10 +221,10 @@ def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
     """Read a file once for the size and checksum of its text. Unless `unit` is byte, refuse a file that is not text."""
     if unit == "id":
         found = read_ids(file)
-        return _File(name, Span(file), len(found.ids), found.digest(file))
+        return _File(name, Span(file), len(found.ids), found.digest(file), found.starts is not None)
     if is_table(file, column):
         rows = sum(1 for _ in row_texts(file, column))
-        return _File(name, Span(file, 0, rows, column), rows, digest_of(file))
+        return _File(name, Span(file, 0, rows, column), rows, digest_of(file), documents=True)
     with read_errors(file), open_file(file) as opened:
         reason = _why_no_text(file, opened.read(_HEAD))
     if reason:
@@ -237,33 +234,31 @@ def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
         )
     for _ in documents(Span(file, column=column)) if is_jsonl(file) else ():
         pass  # refuses a line without text
-    decoder, digest, position, start, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, 0, b"\n"
+    decoder, digest, size, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, b"\n"
+    start = 0
     for chunk in chunks(file):
         if unit != "byte":
-            _check_utf8(decoder, chunk, position, file)
-            if position == 0 and chunk.startswith(codecs.BOM_UTF8):
+            _check_utf8(decoder, chunk, file)
+            if size == 0 and chunk.startswith(codecs.BOM_UTF8):
                 start = len(codecs.BOM_UTF8)
-        digest.update(chunk if position else chunk[start:])
-        position, last = position + len(chunk), chunk[-1:]
+        digest.update(chunk if size else chunk[start:])
+        size, last = size + len(chunk), chunk[-1:]
     if unit != "byte":
-        _check_utf8(decoder, b"", position, file)
-    size = position - start + (unit == "word" and last != b"\n")
-    return _File(name, Span(file, start, column=column), size, digest.hexdigest())
+        _check_utf8(decoder, b"", file)
+    size += (unit == "word" and last != b"\n") - start
+    return _File(name, Span(file, start, column=column), size, digest.hexdigest(), is_jsonl(file))
 
 
-def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, position: int, file: Path) -> None:
-    """Refuse a chunk that is not text. It begins at `position` of the file; an empty chunk ends the file."""
-    unfinished = decoder.getstate()[0]
+def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, file: Path) -> None:
+    """Refuse the next chunk of a file if it is not text; an empty one ends the file."""
     try:
-        decoder.decode(chunk, final=not chunk)
-        broken = (unfinished + chunk).find(b"\0")
-    except UnicodeDecodeError as error:
-        broken = error.start
-    if broken >= 0:
+        binary = "\0" in decoder.decode(chunk, final=not chunk)
+    except UnicodeDecodeError:
+        binary = True
+    if binary:
         raise Mistake(
-            f"{file} must be UTF-8 text unless the tokens are bytes, and is binary or in another encoding: byte "
-            f"{position - len(unfinished) + broken:,} is 0x{(unfinished + chunk)[broken]:02x}. Convert it, leave it "
-            'out, or take corpus.unit = "byte".'
+            f"{file} must be UTF-8 text unless the tokens are bytes, and is binary or in another encoding. Convert it, "
+            'leave it out, or take corpus.unit = "byte".'
         )
 
 
@@ -359,13 +354,6 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
     return first + (each.size if unit == "word" and cut == len(window) else inside + cut)
 
 
-def _describe(splits: Mapping[str, Sequence[_File]], unit: Unit) -> str:
-    """A sentence about the files of each split and their size."""
-    parts = []
-    for split, found in splits.items():
-        size = sum(each.size for each in found)
-        files = f"{len(found):,} files, " if len(found) > 1 else ""
-        tables = any(is_table(each.text.file, each.text.column) for each in found)
-        what = "ids" if unit == "id" else "rows" if tables else "bytes"
-        parts.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} {what})")
-    return "; ".join(parts)
+def _describe(splits: Mapping[str, Sequence[_File]]) -> str:
+    """The files of each split."""
+    return "; ".join(f"{split}: {listing([each.name for each in found], 5)}" for split, found in splits.items())
