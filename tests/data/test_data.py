@@ -34,7 +34,6 @@ from transformer_xl.data.corpora.published import DATASETS, Dataset, DownloadSou
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.header import SPLITS
-from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.subwords import Subwords
 from transformer_xl.data.texts import read_splits
@@ -120,16 +119,6 @@ def test_an_endless_line_or_word_is_refused(tmp_path, monkeypatch, name, unit) -
     (tmp_path / name).write_text('"' + "a" * 2 * 10**6 + '"\n')
     with pytest.raises(Mistake, match="of more than 1,000,000 bytes"):
         list(reading.pieces(tmp_path / name, unit))
-
-
-def test_a_store_that_is_cut_while_it_is_read_ends_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "ids").write_bytes(bytes(5000))
-    tokens = np.memmap(tmp_path / "ids", np.uint8, "r")
-    loader = StreamLoader(tokens, batch_size=1, tgt_len=100)
-    loader.segment(0)
-    os.truncate(tmp_path / "ids", 0)
-    with pytest.raises(Mistake, match="was cut or removed while it was read"):
-        loader.segment(1)
 
 
 def test_documents_are_not_reset_in_one_stream(tmp_path: Path) -> None:

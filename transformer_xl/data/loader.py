@@ -19,7 +19,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,6 @@ from torch import Tensor
 
 from ..mistake import Mistake
 from .corpus import Split
-from .header import PREPARE_AGAIN
 
 _MOST_STREAMS = 1 << 20
 _TURN = 64
@@ -93,15 +91,6 @@ def shifted_copies(tokens: Integer[np.ndarray, " N"], copies: int, seed: int) ->
     begins = np.random.default_rng(seed).integers(len(tokens), size=copies)
     starts = np.stack([begins, np.zeros_like(begins)], axis=1)
     return Rearranged(tokens, starts.ravel(), np.stack([len(tokens) - begins, begins], axis=1).ravel())
-
-
-def _check_size(tokens: Integer[np.ndarray, " N"] | Rearranged) -> None:
-    """Refuse a token store that was cut since it was opened: to read what is gone would kill the process."""
-    tokens = tokens._tokens if isinstance(tokens, Rearranged) else tokens
-    if isinstance(stored := tokens.base, np.memmap) and stored.filename is not None:
-        file = Path(stored.filename)
-        if not file.exists() or file.stat().st_size < stored.offset + stored.nbytes:
-            raise Mistake(f"{file} was cut or removed while it was read. {PREPARE_AGAIN}")
 
 
 def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarray, " n"]:
@@ -259,7 +248,6 @@ class StreamLoader:
         if index < 0:
             raise Mistake(f"Segments count from 0, got {index}.")
         epoch, index = divmod(index, len(self)) if self._seed is None else self._epoch_of(index)
-        _check_size(self._tokens)
         tokens = self._tokens_of(epoch)
         windows = [self._locate(row, epoch, index) for row in self._all]
         width = max(each.targets + min(each.done, self.context_len) for each in windows if each.targets)
