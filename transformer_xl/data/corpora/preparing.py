@@ -17,7 +17,7 @@ from ...mistake import Mistake, listing
 from ...runtime.files import explain_write_error, wait_for
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
-from ..header import Header
+from ..header import SPLITS, Header
 from ..reading import OPENERS, Text, expand_home, open_file, read_errors, read_file
 from ..vocab import Newlines, Vocab
 from .archive import unpack_if_archive
@@ -67,23 +67,22 @@ def _choose_texts(dataset: Dataset, found: Mapping[str, Path]) -> dict[str, list
             f"--source must hold {listing([*dataset.files], 4)}, and lacks {listing(missing, 4)}. Give a whole copy, "
             "leave out --source to download all, or train on the files that there are by --data."
         )
-    for file in dataset.files:
-        _verify(file, found[file], dataset.files[file])
+    for name, digest in dataset.files.items():
+        if digest:
+            _verify(found[name], name, digest)
     if dataset.cuts:
         first, second = dataset.cuts
         text = read_file(next(iter(found.values())))
         return {"train": [text[:first]], "valid": [text[first:second]], "test": [text[second:]]}
-    texts: dict[str, list[Text]] = {}
-    for split, files in dataset.splits.items():
-        paths = [found[file] for file in files]
-        texts[split] = [dataset.spelling(read_file(path)) for path in paths] if dataset.spelling else [*paths]
+    splits = dataset.splits or {split: (file,) for split, file in zip(SPLITS, dataset.files, strict=True)}
+    texts: dict[str, list[Text]] = {split: [found[file] for file in files] for split, files in splits.items()}
+    if dataset.spelling:
+        texts = {split: [dataset.spelling(read_file(found[file])) for file in splits[split]] for split in splits}
     return texts
 
 
-def _verify(name: str, path: Path, published: str) -> None:
-    """Compare the content of a file with its published digest, if there is one."""
-    if not published:
-        return
+def _verify(path: Path, name: str, published: str) -> None:
+    """Compare the content of a file with its published digest."""
     algorithm, _, digest = published.partition(":")
     with read_errors(path), open_file(path) as opened:
         found = hashlib.file_digest(opened, algorithm).hexdigest()  # type: ignore[arg-type]

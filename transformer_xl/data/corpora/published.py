@@ -62,7 +62,7 @@ class Dataset:
     protocols: Mapping[Newlines, Protocol]
     """The counts by treatment of line ends, the published treatment first."""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The files of each split; empty if the one file is cut."""
+    """The files of each split; empty if `files` are one for each, or one that is cut."""
     cuts: tuple[int, int] | None = None
     """Positions in bytes at which validation and test start in a single file."""
     counted: tuple[str, ...] = SPLITS
@@ -86,11 +86,6 @@ def _plain_characters(text: bytes) -> bytes:
 def _protocol(vocab_size: int, *counts: tuple[int, ...]) -> Protocol:
     """A protocol with the numbers of tokens, types and unknown tokens of train, valid and test."""
     return Protocol(vocab_size, {split: SplitCounts(*numbers) for split, numbers in zip(SPLITS, counts, strict=True)})
-
-
-def _one_file_each(files: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """One file for each of train, valid and test."""
-    return {split: (file,) for split, file in zip(SPLITS, files, strict=True)}
 
 
 def _wikitext(version: str, size: int, sha256: str) -> tuple[tuple[DownloadSource, ...]]:
@@ -183,14 +178,12 @@ DATASETS: dict[str, Dataset] = {
         protocols={
             "keep": _protocol(10_000, (929_589, 10_000, 45_020), (73_760, 6_022, 3_485), (82_430, 6_049, 4_794))
         },
-        splits=_one_file_each(_PTB),
     ),
     "ptb-char": Dataset(
         unit="char",
         files=_PTB_CHAR,
         downloads=(_PTB_ARCHIVES,),
         protocols={"keep": _protocol(50, (5_017_482, 50), (393_042, 50), (442_423, 48))},
-        splits=_one_file_each(_PTB_CHAR),
         spelling=_plain_characters,
     ),
     "wikitext-2": Dataset(
@@ -200,14 +193,12 @@ DATASETS: dict[str, Dataset] = {
         protocols={
             "keep": _protocol(33_278, (2_088_628, 33_278, 54_625), (217_646, 13_777, 11_718), (245_569, 14_143, 15_218))
         },
-        splits=_one_file_each(_WIKITEXT_2),
     ),
     "wikitext-2-raw": Dataset(
         unit="word",
         files=_WIKITEXT_2_RAW,
         downloads=_wikitext("2-raw", 4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
         protocols={"keep": _protocol(84_608, (2_088_628, 76_617), (217_646, 19_883), (245_569, 21_142))},
-        splits=_one_file_each(_WIKITEXT_2_RAW),
     ),
     "wikitext-103": Dataset(
         unit="word",
@@ -218,7 +209,6 @@ DATASETS: dict[str, Dataset] = {
                 267_735, (103_227_021, 267_735, 441_959), (217_646, 18_891, 1_657), (245_569, 19_766, 2_492)
             )
         },
-        splits=_one_file_each(_WIKITEXT_103),
         counted=("train",),
     ),
     "lm1b": Dataset(
