@@ -38,7 +38,7 @@ from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.header import Header
-from transformer_xl.data.reading import pieces, read_file, read_text
+from transformer_xl.data.reading import Span, pieces, read_file, read_text
 from transformer_xl.data.vocab import Unit, Vocab
 
 ROOT = Path(__file__).parents[2]
@@ -274,7 +274,10 @@ class TestFiles:
             file = Path(folder) / "text.toml"
             file.touch(mode=0)
             reads = [read_file, load_recipe, lambda file: read_text(str(file))]
-            reads += [lambda file: open_corpus(CorpusConfig(name=str(file))), lambda file: list(pieces(file, "word"))]
+            reads += [
+                lambda file: open_corpus(CorpusConfig(name=str(file))),
+                lambda file: list(pieces(Span(file), "word")),
+            ]
             os.seteuid(user or 65534)  # root may read everything
             try:
                 for read in reads:

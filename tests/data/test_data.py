@@ -118,7 +118,7 @@ def test_an_endless_line_or_word_is_refused(tmp_path, monkeypatch, name, unit) -
     monkeypatch.setattr(reading, "LONGEST", 10**6)
     (tmp_path / name).write_text('"' + "a" * 2 * 10**6 + '"\n')
     with pytest.raises(Mistake, match="of more than 1,000,000 bytes"):
-        list(reading.pieces(tmp_path / name, unit))
+        list(reading.pieces(reading.Span(tmp_path / name), unit))
 
 
 def test_documents_are_not_reset_in_one_stream(tmp_path: Path) -> None:

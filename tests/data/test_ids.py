@@ -22,7 +22,7 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.ids import MOST_IDS
 from transformer_xl.data.loader import StreamLoader
-from transformer_xl.data.reading import documents
+from transformer_xl.data.reading import Span, documents
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.mistake import Mistake
 
@@ -290,7 +290,7 @@ class TestJsonLines:
         content = "".join(line + end for line, end in zip(lines, ends, strict=True)).encode()
         file = tmp_path_factory.mktemp("lines") / ("a.jsonl.gz" if packed else "a.jsonl")
         file.write_bytes(gzip.compress(content) if packed else content)
-        assert list(documents(file)) == [text.encode() for text in written]
+        assert list(documents(Span(file))) == [text.encode() for text in written]
         corpus = open_corpus(CorpusConfig(name=str(file)), Vocab.build(unit, written), whole=True)
         split = corpus.split("all")
         assert split.documents is not None

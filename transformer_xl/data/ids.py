@@ -192,7 +192,7 @@ def _lists(file: Path) -> Iterator[list[Any]]:
     """The lists of a JSON file, or of each line of JSON lines. A list of lists is several."""
     if file.suffix == ".json" and file.stat().st_size > LONGEST:
         raise Mistake(f"{file} must be at most {LONGEST:,} bytes. Save the ids as .npy, or as JSON lines.")
-    whole = enumerate(lines_of(file), start=1) if file.suffix == ".jsonl" else [(1, file.read_bytes())]
+    whole = enumerate(lines_of(Span(file)), start=1) if file.suffix == ".jsonl" else [(1, file.read_bytes())]
     for number, line in whole:
         if not line.strip():
             continue
@@ -227,14 +227,13 @@ def document_starts(text: Text) -> Integer[np.ndarray, " D"]:
     return np.append(0, borders[(borders > text.start) & (borders < end)] - text.start)
 
 
-def id_blocks(text: Text, vocab_size: int, end: int | None = None) -> Iterator[Integer[np.ndarray, " n"]]:
+def id_blocks(text: Span, vocab_size: int, end: int | None = None) -> Iterator[Integer[np.ndarray, " n"]]:
     """The ids of a span of a file, about a million at a time. Positions of the span count ids. The id `end`, if given,
     is added after each document that does not end with it.
 
     Raises:
         Mistake: an id is negative, or is not below `vocab_size`.
     """
-    assert isinstance(text, Span), "ids are in a file"
     ids = read_ids(text.file).ids[text.start : text.end]
     borders = np.append(document_starts(text)[1:], len(ids)) if end is not None else np.zeros(0, np.int64)
     for start in range(0, len(ids), _BLOCK):

@@ -37,8 +37,8 @@ class Span:
     """Of a table, and of JSON lines; see `CorpusConfig`."""
 
 
-Text = bytes | Path | Span
-"""A text in memory, a file that holds it, or a span of a file."""
+Text = bytes | Span
+"""A text in memory, or in a file."""
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 DAMAGE = (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile)
 """Errors that damaged files raise, besides an `OSError` without `errno`."""
@@ -67,7 +67,7 @@ def open_file(path: Path) -> io.BufferedIOBase:
 
 def read_file(path: Path) -> bytes:
     """The content of a file, decompressed as in `open_file`. Errors name the file and the reason."""
-    return b"".join(chunks(path))
+    return b"".join(chunks(Span(path)))
 
 
 @contextmanager
@@ -131,15 +131,14 @@ def documents(text: Text) -> Iterator[Text]:
     Raises:
         Mistake: a line is neither a JSON string nor an object with a string under "text" or the named column.
     """
-    span = Span(text) if isinstance(text, Path) else text
-    if isinstance(span, bytes) or not has_documents(span.file, span.column):
+    if isinstance(text, bytes) or not has_documents(text.file, text.column):
         yield text
-    elif is_table(span.file, span.column):
-        yield from filter(None, row_texts(span.file, span.column, span.start, span.end))
+    elif is_table(text.file, text.column):
+        yield from filter(None, row_texts(text.file, text.column, text.start, text.end))
     else:
-        for number, line in enumerate(lines_of(span), start=1):
+        for number, line in enumerate(lines_of(text), start=1):
             if line.strip():
-                yield _text_of(line, span.column or "text", f"{span.file}, line {number:,}")
+                yield _text_of(line, text.column or "text", f"{text.file}, line {number:,}")
 
 
 def has_documents(file: Path, column: str = "") -> bool:
@@ -162,8 +161,7 @@ def lines_of(text: Text) -> Iterator[bytes]:
 
 def _check_length(left: bytearray, text: Text, what: str) -> None:
     if len(left) > LONGEST:
-        file = text.file if isinstance(text, Span) else text
-        name = "The text" if isinstance(file, bytes) else str(file)
+        name = "The text" if isinstance(text, bytes) else str(text.file)
         raise Mistake(f"{name} has a {what} of more than {LONGEST:,} bytes. Cut it, or choose another unit.")
 
 
@@ -185,16 +183,14 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
     if isinstance(text, bytes):
         yield from (text[start : start + size] for start in range(0, len(text), size))
         return
-    part = Span(text) if isinstance(text, Path) else text
-    with read_errors(part.file), open_file(part.file) as opened:
-        position = part.start
-        end = sys.maxsize if part.end is None else part.end
+    with read_errors(text.file), open_file(text.file) as opened:
+        position, end = text.start, sys.maxsize if text.end is None else text.end
         opened.seek(position)
         while chunk := opened.read(min(size, end - position)):
             yield chunk
             position += len(chunk)
-            if part.file.suffix in OPENERS:
-                check_unpacked(part.file, position)
+            if text.file.suffix in OPENERS:
+                check_unpacked(text.file, position)
 
 
 def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
@@ -216,11 +212,4 @@ def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
 
 def read_text(file: str) -> bytes:
     """The bytes of a file, or of standard input for "-"."""
-    if file == "-":
-        return sys.stdin.buffer.read()
-    if file and Path(file).is_dir():
-        raise Mistake(f"{file} is a folder. Name one of its files.")
-    if not file or not plain_file(Path(file)).exists():
-        name = printable(file) or "''"
-        raise FileNotFoundError(f"There is no file {name}. Give a text file, or - for standard input.")
-    return read_file(Path(file))
+    return sys.stdin.buffer.read() if file == "-" else read_file(Path(file))

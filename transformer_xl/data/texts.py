@@ -236,7 +236,7 @@ def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
         pass  # refuses a line without text
     decoder, digest, size, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, b"\n"
     start = 0
-    for chunk in chunks(file):
+    for chunk in chunks(Span(file)):
         if unit != "byte":
             _check_utf8(decoder, chunk, file)
             if size == 0 and chunk.startswith(codecs.BOM_UTF8):

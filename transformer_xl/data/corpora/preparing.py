@@ -18,7 +18,7 @@ from ...runtime.files import explain_write_error, wait_for
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
 from ..header import SPLITS, Header
-from ..reading import OPENERS, Text, expand_home, open_file, read_errors, read_file
+from ..reading import OPENERS, Span, Text, expand_home, open_file, read_errors, read_file
 from ..vocab import Newlines, Vocab
 from .archive import unpack_if_archive
 from .published import DATASETS, Dataset, DownloadSource, Protocol
@@ -75,7 +75,7 @@ def _choose_texts(dataset: Dataset, found: Mapping[str, Path]) -> dict[str, list
         text = read_file(next(iter(found.values())))
         return {"train": [text[:first]], "valid": [text[first:second]], "test": [text[second:]]}
     splits = dataset.splits or {split: (file,) for split, file in zip(SPLITS, dataset.files, strict=True)}
-    texts: dict[str, list[Text]] = {split: [found[file] for file in files] for split, files in splits.items()}
+    texts: dict[str, list[Text]] = {split: [Span(found[file]) for file in files] for split, files in splits.items()}
     if dataset.spelling:
         texts = {split: [dataset.spelling(read_file(found[file])) for file in splits[split]] for split in splits}
     return texts
