@@ -238,27 +238,30 @@ def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
     start = 0
     for chunk in chunks(Span(file)):
         if unit != "byte":
-            _check_utf8(decoder, chunk, file)
+            _check_utf8(decoder, chunk, size, file)
             if size == 0 and chunk.startswith(codecs.BOM_UTF8):
                 start = len(codecs.BOM_UTF8)
         digest.update(chunk if size else chunk[start:])
         size, last = size + len(chunk), chunk[-1:]
     if unit != "byte":
-        _check_utf8(decoder, b"", file)
+        _check_utf8(decoder, b"", size, file)
     size += (unit == "word" and last != b"\n") - start
     return _File(name, Span(file, start, column=column), size, digest.hexdigest(), is_jsonl(file))
 
 
-def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, file: Path) -> None:
-    """Refuse the next chunk of a file if it is not text; an empty one ends the file."""
+def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, position: int, file: Path) -> None:
+    """Refuse a chunk that is not text. It begins at `position` of the file; an empty chunk ends the file."""
+    given = decoder.getstate()[0] + chunk
     try:
-        binary = "\0" in decoder.decode(chunk, final=not chunk)
-    except UnicodeDecodeError:
-        binary = True
-    if binary:
+        decoder.decode(chunk, final=not chunk)
+        broken = given.find(b"\0")
+    except UnicodeDecodeError as error:
+        broken = error.start
+    if broken >= 0:
         raise Mistake(
-            f"{file} must be UTF-8 text unless the tokens are bytes, and is binary or in another encoding. Convert it, "
-            'leave it out, or take corpus.unit = "byte".'
+            f"{file} must be UTF-8 text unless the tokens are bytes, and is binary or in another encoding: byte "
+            f"{position + len(chunk) - len(given) + broken:,} is 0x{given[broken]:02x}. Convert it, leave it out, or "
+            'take corpus.unit = "byte".'
         )
 
 
