@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
 from ..ops import relative_attention
-from .modules import First, Keys, Queries, RowLinear, Vectors
+from .modules import First, Keys, Past, Queries, RowLinear, Vectors
 from .sublayer import Sublayer
 
 
@@ -47,15 +47,6 @@ class Positions(NamedTuple):
     position_bias: Float[Tensor, "H K"]
 
 
-@runtime_checkable
-class Projected(Protocol):
-    """A past that holds projected keys and values."""
-
-    def append(self, k: Queries, v: Queries, /) -> tuple[Keys, Keys]:
-        """Add a segment's keys and values; return all of them."""
-        ...
-
-
 class RelativeMultiheadAttention(Sublayer):
     """The attention sublayer: norm, projections without bias, relative attention, residual or gate.
 
@@ -86,7 +77,7 @@ class RelativeMultiheadAttention(Sublayer):
     def forward(
         self,
         x: Vectors,
-        past: Float[Tensor, "B M D"] | Projected,
+        past: Past,
         positions: Positions | None,
         attn_len: int | None = None,
         first: First = None,
@@ -108,13 +99,13 @@ class RelativeMultiheadAttention(Sublayer):
             backend=self.backend,
         )
 
-    def heads(self, x: Vectors, past: Float[Tensor, "B M D"] | Projected) -> tuple[Queries, Keys, Keys]:
+    def heads(self, x: Vectors, past: Past) -> tuple[Queries, Keys, Keys]:
         """Queries of the segment `x`; keys and values of the past and the segment."""
         q, k, v = self._split(self.qkv(self.norm(x) if self.pre_lnorm else x), 3)
         if self.qk_norm is not None:
             q, k = self.qk_norm.to(q.dtype) * _normalised(q), _normalised(k)
         if not isinstance(past, Tensor):
-            k, v = past.append(k, v)
+            k, v = past(k, v)
         elif past.shape[1]:
             k, v = (torch.cat(pair, dim=2) for pair in zip(self.keys_values(past), (k, v), strict=True))
         return (self.dropout(q), self.dropout(k), self.dropout(v)) if self.dropout.locked else (q, k, v)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,22 +20,7 @@ from ..mistake import Mistake
 from ..ops.masks import next_multiple
 from .attention import Positions
 from .memory import Memory, cat_tokens, reset_counts, reset_tokens
-from .modules import Keys, Queries, Valid, Vectors, as_marks
-
-
-class LayerCache(NamedTuple):
-    """One layer's keys and values during a call; positions `first` to `end` of the buffer are in use."""
-
-    buffer: Float[Tensor, "B 2 H C K"]
-    first: int
-    end: int
-
-    def append(self, k: Queries, v: Queries) -> tuple[Keys, Keys]:
-        """Append the new keys and values; return views of all of them, in order."""
-        new = slice(self.end, self.end + k.shape[2])
-        self.buffer[:, 0, :, new], self.buffer[:, 1, :, new] = k, v
-        keys, values = self.buffer[..., self.first : new.stop, :].unbind(1)
-        return keys, values
+from .modules import Keys, Past, Queries, Valid, Vectors, as_marks
 
 
 @dataclass(eq=False)
@@ -96,9 +81,9 @@ class KVCache:
         return self.reach
 
     @property
-    def pasts(self) -> list[LayerCache]:
-        """Each layer's keys and values."""
-        return [LayerCache(buffer, self.first, self.first + self.length) for buffer in self.buffers]
+    def pasts(self) -> list[Past]:
+        """For each layer a function that appends new keys and values, and returns views of all of them, in order."""
+        return [partial(_append, buffer, self.first, self.first + self.length) for buffer in self.buffers]
 
     def keep_positions(self, positions: Iterable[Positions | None], reach: int) -> None:
         """Keep each layer's positions, for the distances `reach` - 1, ..., 0, for later calls. Forks share them."""
@@ -188,6 +173,14 @@ class KVCache:
 
     def _live(self) -> list[Float[Tensor, "B 2 H L K"]]:
         return [buffer[..., self.first : self.first + self.length, :] for buffer in self.buffers]
+
+
+def _append(buffer: Float[Tensor, "B 2 H C K"], first: int, end: int, k: Queries, v: Queries) -> tuple[Keys, Keys]:
+    """Write new keys and values from position `end` of the buffer on; return those from `first` on."""
+    new = slice(end, end + k.shape[2])
+    buffer[:, 0, :, new], buffer[:, 1, :, new] = k, v
+    keys, values = buffer[..., first : new.stop, :].unbind(1)
+    return keys, values
 
 
 def check_state(memory: object, widths: Sequence[int], x: Vectors, heads: tuple[int, int] | None = None) -> None:

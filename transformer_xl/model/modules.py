@@ -5,7 +5,7 @@ The checks read no values, so the host never waits for a device, and torch.compi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +22,9 @@ Vectors = Float[Tensor, "B T D"]
 Queries = Float[Tensor, "B H T K"]
 Keys = Float[Tensor, "B H S K"]
 """Keys or values of memory and segment."""
+Past = Float[Tensor, "B M D"] | Callable[[Queries, Queries], tuple[Keys, Keys]]
+"""What a layer knows of the past: its earlier inputs; or a function that stores the segment's keys and values, and
+returns those of past and segment."""
 Valid = Int[Tensor, " B"] | None
 """Positions of memory that count in each row; None: all. See `Memory`."""
 First = Bounds

@@ -12,11 +12,11 @@ the ring:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -34,53 +34,6 @@ from .modules import as_marks, check_vectors, has_hooks
 from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
 
 State = TypeVar("State")
-
-
-class Ring(NamedTuple):
-    """One layer's past in a step: keys and values of the last W positions."""
-
-    kv: Float[Tensor, "B 2 H W K"]
-    slots: Int[Tensor, " B"]
-    """The slot of each row's new position."""
-    order: Int[Tensor, "B W"]
-    """For each slot, the row of its distance in a table whose first row is the farthest distance."""
-    unseen: Bool[Tensor, "B 1 W"]
-
-    def append(
-        self, k: Float[Tensor, "B H 1 K"], v: Float[Tensor, "B H 1 K"]
-    ) -> tuple[Float[Tensor, "B H W K"], Float[Tensor, "B H W K"]]:
-        """Overwrite the oldest slot; return all of them."""
-        at = self.slots[:, None, None, None, None].expand(*self.kv.shape[:3], 1, self.kv.shape[4])
-        self.kv.scatter_(3, at, torch.stack([k, v], dim=1).to(self.kv.dtype))
-        return self.kv[:, 0], self.kv[:, 1]
-
-    def attend(
-        self,
-        q: Float[Tensor, "B H 1 K"],
-        k: Float[Tensor, "B H W K"],
-        v: Float[Tensor, "B H W K"],
-        positions: Positions,
-    ) -> Float[Tensor, "B H 1 K"]:
-        """See `relative_attention`: one query per row, keys in the order of the ring; `unseen` is the only mask."""
-        q, scale = q[:, :, 0], q.shape[-1] ** -0.5
-        query = (q + positions.position_bias.to(q.dtype)) * scale
-        scores = torch.bmm(positions.r, query.permute(1, 2, 0).to(positions.r.dtype)).permute(2, 0, 1)
-        scores = scores.gather(2, self.order[:, None].expand(scores.shape))
-        scores = scores.masked_fill(self.unseen, torch.finfo(scores.dtype).min)[:, :, None]
-        query = (q + positions.content_bias.to(q.dtype)).to(k.dtype)[:, :, None]
-        return F.scaled_dot_product_attention(query, k, v, scores, scale=scale)
-
-
-class StepKernels(NamedTuple):
-    """The kernels of a step: those in C++, or else `VectorStep._next`, maybe with the fused kernels, maybe recorded.
-
-    It must not refer to the step, whose rings would then stay until Python looks for cycles.
-    """
-
-    native: Callable[..., Tensor] | None = None
-    fused: Callable[[Tensor], Tensor] | None = None
-    """It owns tensors that a recording reads, so it must live as long."""
-    recorded: Callable[[Tensor], Tensor] | None = None
 
 
 class VectorStep:
@@ -136,7 +89,9 @@ class VectorStep:
         for layer, own in tables:
             assert own is not None, "a packaged backbone has positions"
             self.positions.append(own._replace(r=own.r.to(next(layer.attention.qkv.parameters()).dtype).contiguous()))
-        self._readers: list[StepKernels] = []  # none before the first call; for selections too
+        self._readers: list[
+            Callable[[Tensor, Tensor | None], Tensor]
+        ] = []  # none before the first call; for selections too
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
@@ -146,12 +101,8 @@ class VectorStep:
         if x.shape[:2] != (rows, 1):
             raise Mistake(f"x must be one vector of each of the {rows} rows, [{rows}, 1, D], got {list(x.shape)}.")
         if not self._readers:
-            self._readers.append(self._prepare(x))
-        [reader] = self._readers
-        if reader.native is not None:
-            out = reader.native(x[:, 0], self.rings, self.slots, self.counts, self.rows)
-        else:
-            out = self.of_all(reader.recorded or partial(self._next, reader.fused), x)
+            self._readers.append(self._new_reader(x))
+        out = self._readers[0](x, self.rows)
         self.slots.add_(1).remainder_(self.window)
         torch.minimum(self.counts.add_(1), self.most, out=self.counts)
         return out
@@ -175,12 +126,6 @@ class VectorStep:
         chosen = copy(self)
         chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
-
-    def of_all(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "R ..."]:
-        """`run` for the selected rows, with zeros in the others, because shapes must not change."""
-        if self.rows is None:
-            return run(x)
-        return run(x.new_zeros(len(self.counts), *x.shape[1:]).index_copy_(0, self.rows, x))[self.rows]
 
     @torch.no_grad()
     def put(self, row: int, cache: KVCache, reach: int | None = None, *, slot: int | None = None) -> None:
@@ -210,32 +155,82 @@ class VectorStep:
         buffers = [ring[row : row + 1].index_select(3, held) for ring in self.rings]
         return KVCache(buffers, self.lengths, count, zero_kv=self.zero_kv)
 
-    def _prepare(self, x: Tensor) -> StepKernels:
+    def _new_reader(self, x: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """The function that reads the x of the given rows. It must not refer to the step, whose rings would then stay
+        until Python looks for cycles."""
+        head, state = self.head, (self.rings, self.slots, self.counts)
         if can_step(self.backbone, self.rings[0]):
-            return StepKernels(native=native_step(self.backbone, self.positions, self.head))
-        fused = recorded = None
+            native = native_step(self.backbone, self.positions, head)
+            return lambda x, rows: native(x[:, 0], *state, rows)
+        read = read_next
         if can_fuse(self.backbone, self.rings[0]):
-            own = [[each.to(self.rings[0].dtype).contiguous() for each in layer] for layer in self.positions]
-            fused = partial(fused_step, self.backbone, own, self.rings, self.slots, self.counts)
-        if self.graph and x.is_cuda:
-            recorded = _capture_graph(partial(self._next, fused), x.new_zeros(len(self.counts), *x.shape[1:]))
-        return StepKernels(fused=fused, recorded=recorded)
+            read, dtype = fused_step, self.rings[0].dtype
+            # The step keeps them, because a graph reads them.
+            self.positions[:] = [Positions(*(each.to(dtype).contiguous() for each in own)) for own in self.positions]
+        read = partial(read, self.backbone, self.positions, *state)
 
-    def _next(self, fused: Callable[[Tensor], Tensor] | None, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
-        with _uncached(x.device.type):
-            out = (fused or self._read)(x)
-            return out if self.head is None else self.head(out)
+        def run(x: Tensor) -> Tensor:
+            with _uncached(x.device.type):
+                return read(x) if head is None else head(read(x))
 
-    def _read(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B D"]:
-        j = torch.arange(self.window, device=x.device)
-        # Distance d = (slot - j) mod W is row W - 1 - d of the table; it is seen while d <= count.
-        order = (j - self.slots[:, None] - 1) % self.window
-        unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
-        for layer, kv, own in zip(self.backbone.layers, self.rings, self.positions, strict=True):
-            ring = Ring(kv, self.slots, order, unseen)
-            q, k, v = layer.attention.heads(x, ring)
-            x = layer.feed_forward(layer.attention.add(x, ring.attend(q, k, v, own)))
-        return (x if self.backbone.final_norm is None else self.backbone.final_norm(x))[:, 0]
+        every_row = x.new_zeros(len(self.counts), *x.shape[1:])
+        return partial(_of_all, _capture_graph(run, every_row) if self.graph and x.is_cuda else run, len(every_row))
+
+
+def read_next(
+    backbone: TransformerXLBackbone,
+    positions: Sequence[Positions],
+    rings: list[Float[Tensor, "B 2 H W K"]],
+    slots: Int[Tensor, " B"],
+    counts: Int[Tensor, " B"],
+    x: Float[Tensor, "B 1 D"],
+) -> Float[Tensor, "B D"]:
+    """The backbone's output, by PyTorch's operators. It writes into the rings."""
+    window = rings[0].shape[3]
+    # Distance d = (slot - j) mod W is row W - 1 - d of the table; it is seen while d <= count.
+    order = (torch.arange(window, device=x.device) - slots[:, None] - 1) % window
+    unseen = (window - 1 - order > counts[:, None])[:, None]
+    for layer, kv, own in zip(backbone.layers, rings, positions, strict=True):
+        q, k, v = layer.attention.heads(x, partial(_overwrite, kv, slots))
+        x = layer.feed_forward(layer.attention.add(x, _attend(q, k, v, own, order, unseen)))
+    return (x if backbone.final_norm is None else backbone.final_norm(x))[:, 0]
+
+
+def _overwrite(
+    kv: Float[Tensor, "B 2 H W K"], slots: Int[Tensor, " B"], k: Float[Tensor, "B H 1 K"], v: Float[Tensor, "B H 1 K"]
+) -> tuple[Float[Tensor, "B H W K"], Float[Tensor, "B H W K"]]:
+    """Overwrite each row's slot; return the keys and values of all slots."""
+    at = slots[:, None, None, None, None].expand(*kv.shape[:3], 1, kv.shape[4])
+    kv.scatter_(3, at, torch.stack([k, v], dim=1).to(kv.dtype))
+    return kv[:, 0], kv[:, 1]
+
+
+def _attend(
+    q: Float[Tensor, "B H 1 K"],
+    k: Float[Tensor, "B H W K"],
+    v: Float[Tensor, "B H W K"],
+    positions: Positions,
+    order: Int[Tensor, "B W"],
+    unseen: Bool[Tensor, "B 1 W"],
+) -> Float[Tensor, "B H 1 K"]:
+    """See `relative_attention`: one query per row, keys in the order of the ring; `unseen` is the only mask.
+
+    `order` has for each slot the row of its distance in `positions.r`, which begins with the farthest distance.
+    """
+    q, scale = q[:, :, 0], q.shape[-1] ** -0.5
+    query = (q + positions.position_bias.to(q.dtype)) * scale
+    scores = torch.bmm(positions.r, query.permute(1, 2, 0).to(positions.r.dtype)).permute(2, 0, 1)
+    scores = scores.gather(2, order[:, None].expand(scores.shape))
+    scores = scores.masked_fill(unseen, torch.finfo(scores.dtype).min)[:, :, None]
+    query = (q + positions.content_bias.to(q.dtype)).to(k.dtype)[:, :, None]
+    return F.scaled_dot_product_attention(query, k, v, scores, scale=scale)
+
+
+def _of_all(run: Callable[[Tensor], Tensor], count: int, x: Tensor, rows: Int[Tensor, " R"] | None) -> Tensor:
+    """`run` for these of `count` rows, with zeros in the others, because shapes must not change."""
+    if rows is None:
+        return run(x)
+    return run(x.new_zeros(count, *x.shape[1:]).index_copy_(0, rows, x))[rows]
 
 
 def _uncached(kind: str) -> torch.autocast:
@@ -309,7 +304,7 @@ class Step:
         if not self._ngrams:
             every_row = tokens.new_zeros(len(self.vectors.counts), tokens.shape[1])
             self._ngrams.append(_capture_graph(self._look_up, every_row))
-        return self.vectors.of_all(self._ngrams[0], tokens)
+        return _of_all(self._ngrams[0], len(self.vectors.counts), tokens, self.vectors.rows)
 
     def _look_up(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B 1 D"]:
         assert self.model.ngrams is not None

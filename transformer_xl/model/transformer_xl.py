@@ -24,10 +24,10 @@ from ..mistake import Mistake
 from ..ops.call import product_dtype
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from .attention import Positions, Projected, RelativeMultiheadAttention, project_together, sinusoids
+from .attention import Positions, RelativeMultiheadAttention, project_together, sinusoids
 from .inference import KVCache, check_state
 from .memory import Memory, first_keys
-from .modules import First, Ids, Layers, RowLinear, Valid, Vectors, check_vectors
+from .modules import First, Ids, Layers, Past, RowLinear, Valid, Vectors, check_vectors
 from .sublayer import FeedForward, Sublayer
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
@@ -49,13 +49,13 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Vectors,
-        past: Float[Tensor, "B M D"] | Projected,
+        past: Past,
         positions: Positions | None,
         *,
         attn_len: int | None = None,
         first: First = None,
     ) -> Vectors:
-        """`past`: this layer's earlier inputs, or their keys and values. For `attn_len` and `first` see the op."""
+        """For `attn_len` and `first` see the op."""
         return self.feed_forward(self.attention(x, past, positions, attn_len, first))
 
 
@@ -147,7 +147,7 @@ class TransformerXLBackbone(nn.Module):
 
     def context(
         self, state: Memory | KVCache, x: Vectors, lengths: Lengths
-    ) -> tuple[Sequence[Tensor | Projected], Iterable[Positions | None]]:
+    ) -> tuple[Sequence[Past], Iterable[Positions | None]]:
         """For each layer: its earlier inputs, or their keys and values; and its positions."""
         if isinstance(state, Memory):
             length = max(state.length + x.shape[1], 1)  # a call of no tokens has distance 0, too
