@@ -34,7 +34,7 @@ def build_join(config: TransformerXLConfig) -> Callable[[Tensor, Tensor], Tensor
     """The function or new module that joins the x and y of a sublayer."""
     if config.gate == "none":
         return add_positive if config.relu_output else operator.add
-    return GRUGate(config) if config.gate == "gru" else Gate(config)
+    return Gate(config)
 
 
 def add_positive(x: Float[Tensor, "*B D"], y: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
@@ -43,18 +43,25 @@ def add_positive(x: Float[Tensor, "*B D"], y: Float[Tensor, "*B D"]) -> Float[Te
 
 
 class Gate(nn.Module):
-    """The gates but `gru`. W applies to x as `of_x`, or W and U apply to y as the rows of `of_y`; b is `gate_bias`."""
+    """One of the gates; b is `gate_bias`.
+
+    `of_x` is W; with `gru` it has the rows of U_r and U_z. `of_y` has the rows of W and U with `sigmoid-tanh`, those of
+    W_r, W_z and W_g with `gru`. `of_reset` is U_g.
+    """
 
     def __init__(self, config: TransformerXLConfig):
         super().__init__()
-        self.kind: str = config.gate
+        kind, width = config.gate, config.d_model
+        self.kind: str = kind
         self.relu: bool = config.relu_output
-        if config.gate == "sigmoid-tanh":
-            self.of_y: RowLinear = RowLinear(config.d_model, 2 * config.d_model, bias=False)
-        else:
-            self.of_x: RowLinear = RowLinear(config.d_model, config.d_model, bias=False)
-        if config.gate != "input":
-            self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(config.d_model))
+        if kind in ("sigmoid-tanh", "gru"):
+            self.of_y: RowLinear = RowLinear(width, (3 if kind == "gru" else 2) * width, bias=False)
+        if kind != "sigmoid-tanh":
+            self.of_x: RowLinear = RowLinear(width, (2 if kind == "gru" else 1) * width, bias=False)
+        if kind == "gru":
+            self.of_reset: RowLinear = RowLinear(width, width, bias=False)
+        if kind != "input":
+            self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Vectors, y: Vectors) -> Vectors:
         y = F.relu(y) if self.relu else y
@@ -65,25 +72,9 @@ class Gate(nn.Module):
         if self.kind == "highway":
             gate = (self.of_x(x) + self.gate_bias).sigmoid()
             return gate * x + (1 - gate) * y
-        gate, bounded = self.of_y(y).chunk(2, dim=-1)
-        return x + (gate - self.gate_bias).sigmoid() * bounded.tanh()
-
-
-class GRUGate(nn.Module):
-    """A GRU whose state is x and whose input is y. `of_y` has the rows of W_r, W_z, W_g; `of_x` those of U_r, U_z."""
-
-    def __init__(self, config: TransformerXLConfig):
-        super().__init__()
-        width = config.d_model
-        self.relu: bool = config.relu_output
-        self.of_y: RowLinear = RowLinear(width, 3 * width, bias=False)
-        self.of_x: RowLinear = RowLinear(width, 2 * width, bias=False)
-        self.of_reset: RowLinear = RowLinear(width, width, bias=False)
-        """U_g."""
-        self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(width))
-
-    def forward(self, x: Vectors, y: Vectors) -> Vectors:
-        y = F.relu(y) if self.relu else y
+        if self.kind == "sigmoid-tanh":
+            gate, bounded = self.of_y(y).chunk(2, dim=-1)
+            return x + (gate - self.gate_bias).sigmoid() * bounded.tanh()
         r_y, z_y, new_y = self.of_y(y).chunk(3, dim=-1)
         r_x, z_x = self.of_x(x).chunk(2, dim=-1)
         r, z = (r_y + r_x).sigmoid(), (z_y + z_x - self.gate_bias).sigmoid()

@@ -15,7 +15,7 @@ from ..config.settings import TransformerXLConfig
 from ..ops import check_backend
 from ..ops.call import product_dtype
 from ..ops.choice import fused_sublayer
-from ..ops.dropout import Dropout
+from ..ops.dropout import Dropout, dropout_relu
 from .gates import build_join
 from .modules import RowLinear, Vectors, has_hooks
 
@@ -95,9 +95,9 @@ class FeedForward(Sublayer):
         self.add_end(config, backend)
 
     def forward(self, x: Vectors) -> Vectors:
-        inner, fused = self.inner(self.norm(x) if self.pre_lnorm else x), self.fused(x)
-        if type(self.dropout) is Dropout and not has_hooks(self.dropout):
-            inner = self.dropout.relu(inner, None if fused is None else fused.seed)
+        inner, fused, drop = self.inner(self.norm(x) if self.pre_lnorm else x), self.fused(x), self.dropout
+        if type(drop) is Dropout and not has_hooks(drop) and not drop.locked:
+            inner = dropout_relu(inner, drop.p if drop.training else 0.0, None if fused is None else fused.seed)
         else:
-            inner = F.relu(self.dropout(inner), inplace=True)
+            inner = F.relu(drop(inner), inplace=True)
         return self.end(x, inner, self.outer, fused)

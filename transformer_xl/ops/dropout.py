@@ -122,11 +122,5 @@ class Dropout(nn.Module):
             return x * dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), self.p)
         return dropout(x, self.p)
 
-    def relu(self, x: Float[Tensor, "*shape"], seed: Int[Tensor, " 1"] | None = None) -> Float[Tensor, "*shape"]:
-        """The ReLU of a call, as `dropout_relu`."""
-        if self.training and self.p and self.locked:
-            return F.relu(self(x), inplace=True)
-        return dropout_relu(x, self.p if self.training else 0.0, seed)
-
     def extra_repr(self) -> str:
         return f"p={self.p}, locked={self.locked}"
