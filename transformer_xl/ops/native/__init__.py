@@ -79,7 +79,7 @@ def _module(path: Path) -> tuple[ModuleType | None, str | None]:
     """The kernels, or None and the reason."""
     if not path.exists():
         return None, f"it is not built for this machine; {_BUILD} builds it"
-    if reason := _doubt(path, cache_folder()):
+    if reason := _doubt(path):
         return None, reason
     try:
         spec = spec_from_file_location(path.stem, path)
@@ -91,29 +91,13 @@ def _module(path: Path) -> tuple[ModuleType | None, str | None]:
         return None, f"its build {path} cannot be loaded ({error}); {_BUILD} builds it again"
 
 
-def _doubt(path: Path, home: Path) -> str | None:
-    """Why a file below `home` must not run: someone else could have written it. None if nobody could."""
-    for each in (path, *path.parents):
+def _doubt(path: Path) -> str | None:
+    """Why a file must not run: someone else could have written it. None if nobody could."""
+    for each in (path, path.parent):
         found = each.stat()
-        writable = found.st_mode & (0o002 if _is_private(found.st_gid) else 0o022)
-        if found.st_uid not in (os.getuid(), 0) or writable or (each == path and not path.is_file()):
+        if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
             return f"others may write {each}; remove it, or take these rights away"
-        if each == home:
-            break
     return None
-
-
-def _is_private(group: int) -> bool:
-    """Whether a group has only this user: one of the user's name, as Debian, Ubuntu and Fedora make it."""
-    from grp import getgrgid  # not on Windows
-    from pwd import getpwall, getpwuid
-
-    try:
-        user, found = getpwuid(os.getuid()).pw_name, getgrgid(group)
-    except KeyError:
-        return False
-    others = {each.pw_name for each in getpwall() if each.pw_gid == group} | {*found.gr_mem}
-    return found.gr_name == user and others <= {user}
 
 
 def kernels() -> ModuleType:
@@ -160,6 +144,7 @@ def _compile(compiler: str, path: Path) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o755)  # see `_doubt`; with some umasks a group may write
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
         built = Path(folder, path.name)
         includes = [f"-I{each}" for each in (*include_paths(), sysconfig.get_paths()["include"])]
@@ -173,6 +158,7 @@ def _compile(compiler: str, path: Path) -> None:
         commands = ([compiler, *FLAGS, *names, *includes, "-c", str(unit), "-o", units[unit]] for unit in units)
         list(pool.map(run, commands))
         run([compiler, "-shared", *FLAGS, *units.values(), "-o", str(built), *links])
+        built.chmod(0o755)
         built.replace(path)
 
 
