@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -34,6 +33,7 @@ from .modules import as_marks, check_vectors, has_hooks
 from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
 
 State = TypeVar("State")
+Reader = TypeVar("Reader", bound="VectorStep")
 
 
 class VectorStep:
@@ -73,7 +73,8 @@ class VectorStep:
         assert isinstance(cache, KVCache), "a packaged backbone has a cache"
         self.backbone: TransformerXLBackbone = backbone
         self.head: Callable[[Tensor], Tensor] | None = head
-        self.graph: bool = graph
+        self.graph: bool = graph and cache.buffers[0].is_cuda
+        self.tokens: Tensor | None = cache.tokens
         self.lengths: Lengths = lengths
         self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
         self.zero_kv: list[Tensor] | None = cache.zero_kv
@@ -89,12 +90,14 @@ class VectorStep:
         for layer, own in tables:
             assert own is not None, "a packaged backbone has positions"
             self.positions.append(own._replace(r=own.r.to(next(layer.attention.qkv.parameters()).dtype).contiguous()))
-        self._readers: list[
-            Callable[[Tensor, Tensor | None], Tensor]
-        ] = []  # none before the first call; for selections too
+        self._readers: list[Callable[[Tensor, Tensor | None], Tensor]] = []
+        """None before the first call. Selections share them."""
+
+    def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
+        return self.read(x)
 
     @torch.no_grad()
-    def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
+    def read(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
         """The last layer's output at this position, or what `head` computes from it, in the caller's autocast."""
         rows = len(self.counts) if self.rows is None else len(self.rows)
         check_vectors(x, self.backbone.like)
@@ -110,6 +113,7 @@ class VectorStep:
     def reset(self, rows: Bool[Tensor, " B"]) -> None:
         """Empty the marked rows, where a document or episode ended; keep the others."""
         marked = as_marks(rows, self.counts if self.rows is None else self.rows)
+        self.tokens = reset_tokens(self.tokens, marked)
         if self.rows is not None:
             marked = marked.new_zeros(len(self.counts)).index_copy_(0, self.rows, marked)
         if self.zero_kv is None:
@@ -118,13 +122,14 @@ class VectorStep:
         for kv, zeros in zip(self.rings, self.zero_kv, strict=True):
             kv[marked] = zeros
 
-    def select(self, rows: Int[Tensor, " R"]) -> VectorStep:
+    def select(self: Reader, rows: Int[Tensor, " R"]) -> Reader:
         """A step with only these rows, each at most once. The graph stays, with as many rows as before.
 
         It shares the state of this step: after its calls the other rows are undefined until `put` or `reset`.
         """
         chosen = copy(self)
         chosen.rows = rows if self.rows is None else self.rows[rows]
+        chosen.tokens = None if self.tokens is None else self.tokens[rows]
         return chosen
 
     @torch.no_grad()
@@ -144,6 +149,8 @@ class VectorStep:
         for ring, kv in zip(self.rings, newest, strict=True):
             ring[row].zero_()  # what is not seen must not be NaN
             ring[row].index_copy_(2, held, kv[0].to(ring.dtype))
+        if self.tokens is not None and cache.tokens is not None:
+            self.tokens[row] = cache.tokens[0]
         self.most[row], self.slots[row], self.counts[row] = most, slot % self.window, count.clamp(max=length)
 
     @torch.no_grad()
@@ -153,7 +160,8 @@ class VectorStep:
         count, slot = int(self.counts[row]), int(self.slots[row])
         held = torch.arange(slot - count, slot, device=self.slots.device) % self.window
         buffers = [ring[row : row + 1].index_select(3, held) for ring in self.rings]
-        return KVCache(buffers, self.lengths, count, zero_kv=self.zero_kv)
+        tokens = None if self.tokens is None else self.tokens[row : row + 1].clone()
+        return KVCache(buffers, self.lengths, count, zero_kv=self.zero_kv, tokens=tokens)
 
     def _new_reader(self, x: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
         """The function that reads the x of the given rows. It must not refer to the step, whose rings would then stay
@@ -174,7 +182,7 @@ class VectorStep:
                 return read(x) if head is None else head(read(x))
 
         every_row = x.new_zeros(len(self.counts), *x.shape[1:])
-        return partial(_of_all, _capture_graph(run, every_row) if self.graph and x.is_cuda else run, len(every_row))
+        return partial(_of_all, _capture_graph(run, every_row) if self.graph else run, len(every_row))
 
 
 def read_next(
@@ -242,13 +250,10 @@ def _uncached(kind: str) -> torch.autocast:
 def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> None:
     """Raise a `Mistake` if no step can begin after `past`."""
     if backbone.training or not _is_plain(backbone):
-        mode = "training" if backbone.training else "eval"
-        kinds = ", ".join(dict.fromkeys(type(getattr(layer, "attention", layer)).__name__ for layer in backbone.layers))
-        hooks = " and hooks" if any(map(has_hooks, _called_by_parts(backbone))) else ""
         raise Mistake(
             "backbone must be in eval mode and of kind transformer-xl, with its own attention and no hooks on that or "
-            f"on layers, to read one step at a time, got one of kind {backbone.config.kind} with {kinds}{hooks} in "
-            f"{mode} mode. Call its eval(); with others, call the backbone itself."
+            f"on layers, to read one step at a time, got kind = {backbone.config.kind} and training = "
+            f"{backbone.training}. Call its eval(); with others, call the backbone itself."
         )
     rows = len(past.counts) if isinstance(past, Memory | KVCache) else 0
     check_state(past, [backbone.config.d_model] * len(backbone.layers), backbone.like.expand(rows, 1, -1))
@@ -257,83 +262,52 @@ def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> Non
 
 
 def _is_plain(backbone: TransformerXLBackbone) -> bool:
-    """Whether its layers compute what a step computes, and not what a class of a user's own does."""
-    plain = all(
-        type(layer) is DecoderLayer and type(layer.attention) is RelativeMultiheadAttention for layer in backbone.layers
-    )
-    return plain and backbone.config.kind == "transformer-xl" and not any(map(has_hooks, _called_by_parts(backbone)))
+    """Whether its layers compute what a step computes, and not what a class of a user's own does. A step calls parts of
+    a layer, and not the layer."""
+    if backbone.config.kind != "transformer-xl" or has_hooks(backbone):
+        return False
+    own = ((layer, DecoderLayer) for layer in backbone.layers)
+    parts = ((layer.attention, RelativeMultiheadAttention) for layer in backbone.layers)
+    return all(type(module) is kind and not has_hooks(module) for module, kind in (*own, *parts))
 
 
-def _called_by_parts(backbone: TransformerXLBackbone) -> list[nn.Module]:
-    """The modules whose parts a step calls, not themselves."""
-    return [backbone, *backbone.layers, *(getattr(layer, "attention", layer) for layer in backbone.layers)]
-
-
-class Step:
-    """Reads one more token of each row with a language model: its embedding, a `VectorStep` and its softmax.
+class Step(VectorStep):
+    """Reads one more token of each row with a language model: its embedding, the backbone and its softmax.
 
     It consumes a `KVCache`. On CUDA it replays CUDA graphs: one of the n-grams, one of backbone and softmax.
     """
 
-    @torch.no_grad()
     def __init__(self, model: TransformerXL, cache: KVCache, lengths: Lengths) -> None:
         assert not model.training, "a Step needs the model that for_inference returns"
+        super().__init__(model.backbone, cache, lengths, graph=True, head=model.softmax)
         self.model: TransformerXL = model
-        self.tokens: Tensor | None = cache.tokens
-        self.vectors: VectorStep = VectorStep(model.backbone, cache, lengths, graph=True, head=model.softmax)
-        self.graph: bool = cache.buffers[0].is_cuda
-        self._ngrams: list[Callable[[Tensor], Tensor]] = []  # none before the first call; for selections too
+        self._ngrams: list[Callable[[Tensor], Tensor]] = []
+        """As `_readers`."""
 
     @torch.no_grad()
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
         """Log-probabilities of the token after each of these, in the caller's autocast."""
-        return self.vectors(self.inputs(ids))
+        return self.read(self.inputs(ids))
 
     def inputs(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
         """What the backbone reads of the next token of each row."""
         x = self.model.embedding(ids)
         if self.model.config.document_end is not None:
-            self.vectors.reset(ids[:, 0] == self.model.config.document_end)
+            self.reset(ids[:, 0] == self.model.config.document_end)
         if self.model.ngrams is not None and self.tokens is not None:
             tokens = torch.cat([self.tokens, ids], 1)
-            x = x + (self._replay(tokens) if self.graph else self._look_up(tokens))
+            if not self._ngrams:
+                every_row = tokens.new_zeros(len(self.counts), tokens.shape[1])
+                look_up = partial(_look_up, self.model.ngrams)
+                self._ngrams.append(_capture_graph(look_up, every_row) if self.graph else look_up)
+            x = x + _of_all(self._ngrams[0], len(self.counts), tokens, self.rows)
             self.tokens = tokens[:, 1:]
         return x
 
-    def _replay(self, tokens: Int[Tensor, "R L"]) -> Float[Tensor, "R 1 D"]:
-        if not self._ngrams:
-            every_row = tokens.new_zeros(len(self.vectors.counts), tokens.shape[1])
-            self._ngrams.append(_capture_graph(self._look_up, every_row))
-        return _of_all(self._ngrams[0], len(self.vectors.counts), tokens, self.vectors.rows)
 
-    def _look_up(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B 1 D"]:
-        assert self.model.ngrams is not None
-        with _uncached(tokens.device.type):
-            return self.model.ngrams(tokens, 1)
-
-    def reset(self, rows: Bool[Tensor, " B"]) -> None:
-        """Empty the marked rows, where a document ended; keep the others."""
-        self.vectors.reset(rows)
-        if self.tokens is not None:
-            self.tokens = reset_tokens(self.tokens, as_marks(rows, self.tokens))
-
-    def put(self, row: int, cache: KVCache, reach: int | None = None, *, slot: int | None = None) -> None:
-        """Let a row go on after the past of a cache; see `VectorStep.put`."""
-        if self.tokens is not None and cache.tokens is not None:
-            self.tokens[row] = cache.tokens[0]
-        self.vectors.put(row, cache, reach, slot=slot)
-
-    def take(self, row: int) -> KVCache:
-        """A copy of a row's past, with its tokens; see `VectorStep.take`."""
-        tokens = None if self.tokens is None else self.tokens[row : row + 1].clone()
-        return replace(self.vectors.take(row), tokens=tokens)
-
-    def select(self, rows: Int[Tensor, " R"]) -> Step:
-        """A step with only these rows, each at most once; see `VectorStep.select`."""
-        chosen = copy(self)
-        chosen.vectors = self.vectors.select(rows)
-        chosen.tokens = None if self.tokens is None else self.tokens[rows]
-        return chosen
+def _look_up(ngrams: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B 1 D"]:
+    with _uncached(tokens.device.type):
+        return ngrams(tokens, 1)
 
 
 def step_state(model: object, state: State, lengths: Lengths) -> State | Step:

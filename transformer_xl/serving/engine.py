@@ -112,7 +112,7 @@ class Engine:
             self._native: bool = can_step(self.model.backbone, cache.buffers[0])
             self._step: Step = Step(self.model, cache, lengths)
         if self._native and not includes_head(self.model.backbone, self.model.softmax):
-            self._step.vectors.head = None
+            self._step.head = None
 
     def start(self) -> Engine:
         self._thread.start()
@@ -260,7 +260,7 @@ class Engine:
         texts = {row: each for row, each in enumerate(self._writing) if each is not None and each.job.client == client}
         row = min(texts, key=lambda row: texts[row].written)
         holder = texts[row]
-        holder.cache, holder.slot = self._step.take(row), int(self._step.vectors.slots[row])
+        holder.cache, holder.slot = self._step.take(row), int(self._step.slots[row])
         self._writing[row] = None
         self._ready.put_back(holder)
         return row
@@ -302,11 +302,11 @@ class Engine:
             return self._step(ids)
         x = self._step.inputs(ids)
         if len(rows) == len(x):
-            out = self._step.vectors(x)
+            out = self._step.read(x)
         else:
-            out = self._step.vectors.select(rows)(x[rows])
+            out = self._step.select(rows).read(x[rows])
             out = out.new_zeros(len(x), out.shape[1]).index_copy_(0, rows, out)
-        return out if self._step.vectors.head else self.model.softmax.log_probs(out)
+        return out if self._step.head else self.model.softmax.log_probs(out)
 
     def _draw(self, holders: dict[int, Writing], log_probs: Float[Tensor, "R V"]) -> None:
         """Draw the next token of these rows, which draw alike."""
