@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..mistake import Mistake
-from ..ops import check_backend, check_call, relative_attention
+from ..ops import check_backend, check_masks, relative_attention
 from ..ops.masks import Mask, visible, without_padding
 from .attention import sines_then_cosines
 from .modules import First, Keys, Queries
@@ -123,14 +123,7 @@ class BidirectionalAttention(nn.Module):
                 backend=self.backend,
             )
         else:
-            r = q.new_zeros(()).expand(self.n_head, span, q.shape[3])
-            check_call(
-                *(q, k, v, r, self.content_bias, self.position_bias, valid, end, first),
-                later=q.shape[2] - 1,
-                attn_len=attn_len,
-                look_ahead=look_ahead,
-                causal=False,
-            )
+            check_masks(q, valid, end, first, attn_len=attn_len, look_ahead=look_ahead, causal=False)
             memory, ahead = k.shape[2] - q.shape[2], q.shape[2] - 1 if look_ahead is None else look_ahead
             mask = Mask.of(memory, attn_len, valid, ahead=ahead, end=end, first=first)
             scores = self._keyed(q, k, x, start) if self.shift == "none" else self._legacy(q, k, x)

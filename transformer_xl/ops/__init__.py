@@ -5,6 +5,8 @@ from transformer_xl.ops import relative_attention
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -65,8 +67,8 @@ def relative_attention(
         ValueError: shapes that do not fit, a number out of range (numbers in tensors are not read), or no such backend.
     """
     later = 0 if causal else q.shape[2] - 1
-    tensors = (q, k, v, r, content_bias, position_bias, valid, end, first)
-    check_call(*tensors, later=later, attn_len=attn_len, look_ahead=look_ahead, causal=causal)
+    _check_tensors(q, {"k": k, "v": v, "r": r, "content_bias": content_bias, "position_bias": position_bias}, later)
+    check_masks(q, valid, end, first, attn_len=attn_len, look_ahead=look_ahead, causal=causal)
     if not 0 <= dropout_p < 1:
         raise Mistake(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
     name = check_backend(backend)
@@ -96,51 +98,45 @@ def relative_attention(
     return BACKENDS[name](Call(q, k, v, r, content_bias, position_bias, mask, dropout_p, factor))
 
 
-def check_call(
+def _check_tensors(q: Tensor, others: dict[str, Tensor], later: int) -> None:
+    """Raise a `Mistake` unless the tensors fit `q`; `later` is the number of keys after a query for which `r` must have
+    encodings."""
+    if not isinstance(q, Tensor) or q.ndim != 4:
+        raise Mistake(f"q must be a tensor of 4 dimensions, got {_described(q)}.")
+    (B, H, T, K), k, r = q.shape, others["k"], others["r"]
+    S = k.shape[2] if isinstance(k, Tensor) and k.ndim == 4 else T
+    R = r.shape[1] if isinstance(r, Tensor) and r.ndim == 3 else 0
+    expected = {"k": (B, H, max(S, T), K), "v": (B, H, S, K), "r": (H, max(S + later, R), K)}
+    for name, given in others.items():
+        _check_shape(name, given, q, [expected.get(name, (H, K))])
+
+
+def check_masks(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    r: Tensor,
-    content_bias: Tensor,
-    position_bias: Tensor,
     valid: Tensor | None,
     end: Tensor | None,
     first: Tensor | None,
     *,
-    later: int,
     attn_len: int | None,
     look_ahead: int | None,
     causal: bool,
 ) -> None:
-    """Raise a `Mistake` if the arguments of `relative_attention` do not fit; `later` is the number of keys after a
-    query for which `r` must have encodings."""
+    """Raise a `Mistake` unless these arguments of `relative_attention` fit `q`."""
     if attn_len is not None and attn_len < 1:
         raise Mistake(f"attn_len must be at least 1, because a query sees itself; got {attn_len}.")
     if look_ahead is not None and (causal or look_ahead < 0):
         raise Mistake(
             f"look_ahead must be at least 0, and None with causal=True; got {look_ahead} and causal={causal}."
         )
-    if not isinstance(q, Tensor) or q.ndim != 4:
-        raise Mistake(f"q must be a tensor of 4 dimensions, got {_described(q)}.")
-    B, H, T, K = q.shape
-    S = k.shape[2] if isinstance(k, Tensor) and k.ndim == 4 else T
-    R = r.shape[1] if isinstance(r, Tensor) and r.ndim == 3 else 0
-    expected = {
-        "k": (k, (B, H, max(S, T), K)),
-        "v": (v, (B, H, S, K)),
-        "r": (r, (H, max(S + later, R), K)),
-        "content_bias": (content_bias, (H, K)),
-        "position_bias": (position_bias, (H, K)),
-        "valid": (valid, (B,)),
-        "end": (end, (B,)),
-        "first": (first, (B, T)),
-    }
-    if isinstance(first, Tensor) and first.shape == (B, 1):
-        del expected["first"]
-    for name, (given, shape) in expected.items():
-        missing = given is None and name in ("valid", "end", "first")
-        if not missing and (not isinstance(given, Tensor) or tuple(given.shape) != shape):
-            raise Mistake(f"{name} must be a tensor {shape} to fit q {tuple(q.shape)}, got {_described(given)}.")
+    B, _, T, _ = q.shape
+    for name, given, shapes in (("valid", valid, [(B,)]), ("end", end, [(B,)]), ("first", first, [(B, T), (B, 1)])):
+        if given is not None:
+            _check_shape(name, given, q, shapes)
+
+
+def _check_shape(name: str, given: object, q: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:
+    if not isinstance(given, Tensor) or tuple(given.shape) not in shapes:
+        raise Mistake(f"{name} must be a tensor {shapes[0]} to fit q {tuple(q.shape)}, got {_described(given)}.")
 
 
 def _described(given: object) -> str:
