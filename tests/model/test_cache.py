@@ -107,9 +107,6 @@ def test_a_cache_grows_by_zeros_that_count_as_a_memory_does() -> None:
     cache = step(model, before, empty(model, 2, lengths(3)), lengths(3))[1]
     expected = step(model, after, memory, lengths(9))[0]
     torch.testing.assert_close(step(model, after, cache.fork(), lengths(9))[0], expected)
-    both = [step(model, before[row, None], empty(model, 1, lengths(n)), lengths(n))[1] for row, n in enumerate((3, 5))]
-    alone = [step(model, row[None], part.fork(), lengths(5))[0] for row, part in zip(after, both, strict=True)]
-    torch.testing.assert_close(step(model, after, KVCache.cat(both), lengths(5))[0], torch.cat(alone))
     one = VectorStep(model.backbone, cache, lengths(9))
     torch.testing.assert_close(one(model.embedding(after[:, :1])), expected[:, 0])
 
@@ -133,7 +130,7 @@ def test_a_call_consumes_the_cache_and_a_fork_is_independent() -> None:
     twin = before.fork(torch.tensor([2, 0]))
     out, after = step(model, text(3, 3, seed=1), before, call)
     marks = torch.tensor([True, False, False])
-    reuses = (before.fork, lambda: before.reset(marks), lambda: KVCache.cat([before, before]))
+    reuses = (before.fork, lambda: before.reset(marks))
     for use in (lambda: step(model, text(3, 3, seed=1), before, call), *reuses):
         with pytest.raises(RuntimeError, match="fork"):
             use()
@@ -159,18 +156,6 @@ def test_selected_rows_go_on_as_before(kind: dict) -> None:
         whole, _ = step(model, text(3, 3, seed=1), state, call)
         part, _ = step(model, text(3, 3, seed=1)[rows], chosen, call)
         torch.testing.assert_close(part, whole[rows])
-
-
-@pytest.mark.parametrize("parts", [((2, [0]), (9, [0, 0])), ((4, [0]), (4, [-2]))], ids=["lengths", "padding"])
-def test_rows_of_several_caches_can_be_joined(parts: Any) -> None:
-    """Padding stays padding, also where all caches have as many positions."""
-    model, call, caches, alone = small_model(), lengths(6, tgt_len=4), [], []
-    ids = [text(len(valid), 4, seed=seed) for seed, (_, valid) in enumerate(parts)]
-    for own, (size, valid) in zip(ids, parts, strict=True):
-        state = empty(model, len(valid), call, valid if any(valid) else None)
-        caches.append(step(model, text(len(valid), size, seed=size), state, call)[1])
-        alone.append(step(model, own, caches[-1].fork(), call)[0])
-    torch.testing.assert_close(step(model, torch.cat(ids), KVCache.cat(caches), call)[0], torch.cat(alone))
 
 
 def test_a_cache_of_other_heads_is_refused() -> None:
