@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +19,8 @@ from ..ops.dropout import Dropout, dropout_relu
 from .gates import build_join
 from .modules import RowLinear, Vectors, has_hooks
 
-
-class Fused(NamedTuple):
-    """How a call of a sublayer uses the fused kernels."""
-
-    kernels: Any
-    """The module `ops.fused_sublayer`."""
-    p: float
-    """The probability of dropout."""
-    seed: Tensor | None
-    """Of this call's dropout; None if `p` is 0."""
+Fused = tuple[ModuleType, Tensor | None]
+"""The module `ops.fused_sublayer`, and the seed of a call's dropout; None without dropout."""
 
 
 class Sublayer(nn.Module):
@@ -51,14 +43,13 @@ class Sublayer(nn.Module):
         if fused is None:
             x = self.join(x, self.dropout(product(inner)))
             return x if self.pre_lnorm else self.norm(x)
-        y, bias, rounded = None, None, None
-        if isinstance(product, RowLinear) and product.is_plain():
-            rounded = product.rounded
-            if product.bias is not None and product.bias.dtype == torch.float32:
-                y, bias = F.linear(inner, product.used(inner)[0]), product.bias
-        y = product(inner) if y is None else y
-        unseen = rounded is not None and rounded.unseen
-        normed, half = fused.kernels.dropout_norm(x, y, self.norm, bias, fused.p, fused.seed, rounds=unseen)
+        kernels, seed = fused
+        own = product if isinstance(product, RowLinear) and product.is_plain() else None
+        bias = None if own is None or own.bias is None or own.bias.dtype != torch.float32 else own.bias
+        y = product(inner) if own is None or bias is None else F.linear(inner, own.used(inner)[0])
+        unseen = own is not None and own.rounded is not None and own.rounded.unseen
+        p = 0.0 if seed is None else self.dropout.p
+        normed, half = kernels.dropout_norm(x, y, self.norm, bias, p, seed, rounds=unseen)
         if unseen:
             vars(normed)["rounded"] = half  # for the next product
         return normed
@@ -81,8 +72,7 @@ class Sublayer(nn.Module):
         kernels = fused_sublayer(self.backend, x, self.d_head) if serves else None
         if kernels is None:
             return None
-        p = drop.p if drop.training else 0.0
-        return Fused(kernels, p, kernels.new_seed(x.device) if p else None)
+        return kernels, kernels.new_seed(x.device) if drop.training and drop.p else None
 
 
 class FeedForward(Sublayer):
@@ -97,7 +87,7 @@ class FeedForward(Sublayer):
     def forward(self, x: Vectors) -> Vectors:
         inner, fused, drop = self.inner(self.norm(x) if self.pre_lnorm else x), self.fused(x), self.dropout
         if type(drop) is Dropout and not has_hooks(drop) and not drop.locked:
-            inner = dropout_relu(inner, drop.p if drop.training else 0.0, None if fused is None else fused.seed)
+            inner = dropout_relu(inner, drop.p if drop.training else 0.0, None if fused is None else fused[1])
         else:
             inner = F.relu(drop(inner), inplace=True)
         return self.end(x, inner, self.outer, fused)
