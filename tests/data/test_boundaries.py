@@ -113,11 +113,6 @@ def test_ids_of_one_byte_may_get_an_end_above_them(tmp_path: Path) -> None:
     assert (corpus.split("train").ids == 300).sum() > 20 and len(corpus.vocab) == 301
 
 
-def test_lines_of_several_documents_are_not_shuffled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"train text-small --data {written(tmp_path / 'lines')} --corpus.unit word --corpus.document-end {END}"
-    assert "shuffle_lines must be false where" in refused(f"{line} --corpus.shuffle-lines --out {tmp_path}/o", capsys)
-
-
 def test_impossible_tokens_are_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='document_end must be UTF-8 unless unit is "byte"'):
         CorpusConfig(unit="bpe", document_end="\udcff")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.config.settings import CorpusConfig
@@ -58,17 +58,6 @@ pairs = st.sampled_from(list(PAIRS.values()))
 WORDS = ["cat", " the", " ", "\n", "\t", "\r\n", "'s", ",", END, "\u00a0", "\u00e9", "\u4e2d", "\U0001f600", "7"]
 words = st.sampled_from(WORDS)
 texts = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(words, max_size=30).map("".join)
-
-
-@given(text=texts, position=st.integers(0, 40), pairs=pairs)
-@example(text="a  b c\n d", position=0, pairs=PAIRS["gpt2"])
-def test_pieces_have_the_ids_of_the_whole(text: str, position: int, pairs: Subwords) -> None:
-    raw = text.encode()
-    cut = border(raw, position)
-    assert min(position, len(raw)) <= cut <= len(raw)
-    ids = [pairs.encode(piece.decode()) for piece in (raw[:cut], raw[cut:])]
-    np.testing.assert_array_equal(np.concatenate(ids), pairs.encode(text))
-    assert b"".join(pairs.token_bytes[i] for i in pairs.encode(text)) == raw
 
 
 @given(text=texts | st.text("\u4e2d\u00e9 a", min_size=20), size=st.integers(1, 60), pairs=pairs)

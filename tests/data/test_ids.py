@@ -21,7 +21,6 @@ from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.ids import MOST_IDS
-from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import Span, documents
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.mistake import Mistake
@@ -55,10 +54,20 @@ def npy(array: np.ndarray) -> bytes:
     return content.getvalue()
 
 
+def npy_header(text: bytes) -> bytes:
+    """A file of NumPy, which reads this text as Python."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
 def npz(**arrays: np.ndarray) -> bytes:
     content = io.BytesIO()
     np.savez(content, allow_pickle=True, **arrays)
     return content.getvalue()
+
+
+SQUEEZED = io.BytesIO()
+np.savez_compressed(SQUEEZED, ids=np.arange(500))
+PACKED = SQUEEZED.getvalue()
 
 
 class TestFiles:
@@ -81,38 +90,13 @@ class TestFiles:
     def test_the_vocabulary_covers_all_splits_or_is_the_given_one(self, tmp_path: Path) -> None:
         for name, largest in {"train": 5, "val": 9, "test": 3}.items():
             np.save(tmp_path / f"{name}.npy", np.arange(largest + 1))
-        assert len(opened(tmp_path).vocab) == 10
+        (tmp_path / "meta.pkl").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+        corpus = opened(tmp_path)
+        assert len(corpus.vocab) == 10 and not (tmp_path / "sprung").exists()
+        assert corpus.notes[1] == "Left out: meta.pkl (no ids)."
         assert len(opened(tmp_path, Vocab.of_ids(50_304)).vocab) == 50_304
         with pytest.raises(Mistake, match=r"val\.npy must hold ids from 0 to 8, .* got 9 as number 9 from 0"):
             opened(tmp_path, Vocab.of_ids(9))
-
-    def test_each_file_of_a_folder_may_be_a_document(self, tmp_path: Path) -> None:
-        for number in range(9):
-            folder = tmp_path / "ids" / ("train" if number < 6 else "valid" if number < 8 else "test")
-            folder.mkdir(parents=True, exist_ok=True)
-            np.save(folder / f"{number}.npy", np.full(number + 2, number))
-        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "ids"), unit="id", reset_documents=True))
-        starts = corpus.split("train").documents
-        assert starts is not None and starts.tolist() == [0, 2, 5, 9, 14, 20]
-        assert corpus.split("train").ids[starts].tolist() == [0, 1, 2, 3, 4, 5]
-
-    def test_a_folder_of_nanogpt_has_its_counts_and_its_pickle_stays_closed(self, tmp_path: Path) -> None:
-        """Its data/shakespeare_char/prepare.py, on as many characters of as many kinds: 1,003,854 and 111,540 ids."""
-        letters = [chr(0x20 + number) for number in range(65)]
-        order = np.random.default_rng(1).integers(0, 65, 1_115_394)
-        text = "".join(map(letters.__getitem__, order.tolist()))
-        stoi = {letter: i for i, letter in enumerate(sorted(set(text)))}
-        cut = int(len(text) * 0.9)
-        for name, part in {"train": text[:cut], "val": text[cut:]}.items():
-            np.array([stoi[letter] for letter in part], dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-        (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "trap": Trap(tmp_path / "sprung")}))
-        (tmp_path / "input.txt").write_text(text)
-        corpus = opened(tmp_path)
-        counts = {name: split.tokens for name, split in corpus.header.splits.items()}
-        assert counts == {"train": 1_003_854, "valid": 111_540} and len(corpus.vocab) == 65
-        assert corpus.split("train").ids.tolist() == order[:cut].tolist()
-        assert corpus.notes[1] == "Left out: input.txt (no ids), meta.pkl (no ids)."
-        assert not (tmp_path / "sprung").exists()
 
     def test_a_large_file_stays_on_disk(self, tmp_path: Path) -> None:
         file = tmp_path / "large.npy"
@@ -131,27 +115,25 @@ class TestFiles:
         [
             ("a.npy", np.zeros(99), "one dimension, or two, .*; got 1 dimensions of float64"),
             ("a.npy", np.zeros((9, 9, 9), int), "one dimension, or two, .*; got 3 dimensions of int64"),
-            ("a.npy", np.zeros((), int), "one dimension, or two, .*; got 0 dimensions of int64"),
-            ("a.npy", np.zeros(99, bool), "got 1 dimensions of bool"),
             ("a.npy", np.array([-1, *range(98)]), "ids from 0 to 1,048,575, .* got -1 as number 0 from 0"),
             ("a.npy", np.array([*range(98), MOST_IDS]), "got 1048576 as number 98 from 0"),
             ("a.npy", b"\x93NUMPY\x01\x00", "npy file of integers, and is not sound"),
             ("a.npy", npy(np.arange(9_999))[:-1], "npy file of integers, and is not sound"),
-            ("a.npy", b"an array", "npy file of integers, and is not sound"),
             ("a.npy", b"", "has nothing for the train split: it is empty"),
-            ("a.npy", np.zeros(0, int), "has nothing for the train split: it is empty"),
             ("a.bin", b"", "has nothing for the train split: it is empty"),
             ("a.bin", bytes(99), "uint16 ids, of 2 bytes each, and has 99 bytes"),
             ("a.bin", np.array([70_000, 5, 6], "<u4").tobytes(), "may hold uint16 ids or wider ones"),
             ("a.bin", (np.arange(5000, dtype="<u4") * 25 % 100_000).tobytes(), "may hold uint16 ids or wider ones"),
-            ("a.bin", np.arange(300, dtype="<i8").tobytes(), "may hold uint16 ids or wider ones"),
             ("a.bin", llm_c(20240520, range(50))[:-1], "must hold 50 ids, as its header says, and has 1,123 bytes"),
             ("a.bin", llm_c(20240801, range(50)) + b"12", "must hold 50 ids, as its header says, and has 1,226 bytes"),
             ("a.bin", np.array([20240520, 1, -5], "<i4").tobytes(), "must hold -5 ids, as its header says"),
             ("a.npz", b"PK\3\4", "must be a .npz file of integers, and is not sound"),
+            ("a.npz", PACKED[:45] + bytes(15) + PACKED[60:], "npz file of integers, and is not sound: Error -3"),
+            ("a.npz", PACKED.replace(b"\x08\x00", b"\x63\x00"), "npz file of integers, and is not sound: That compr"),
+            ("a.npy", npy_header(b"{'descr': '<i8\n"), "npy file of integers, and is not sound"),
+            ("a.npy", npy_header(b"{'descr': ',', 'fortran_order': False, 'shape': (5,)}\n"), "is not sound: invalid"),
             ("a.npz", npz(one=np.arange(50), two=np.arange(50)), "must hold one array .*, and holds 2"),
             ("a.npz", npz(one=np.array([{}])), "npz file of integers, and is not sound"),
-            ("a.json", b'{"ids": [1, 2.5, 3]}', "must hold lists of integers, got"),
             ("a.json", b'{"ids": [1, true, 3]}', "must hold lists of integers, got"),
             ("a.json", b'{"ids": "1 2 3"}', 'line 1, must be an object with a list "ids", "input_ids" or "tokens"'),
             ("a.json", b'{"ids": [1, [2, 3]]}', "must hold lists of integers"),
@@ -170,6 +152,16 @@ class TestFiles:
         with pytest.raises(Mistake, match=f"{name}.*{sentence}") as error:
             opened(tmp_path / name)
         assert "\n" not in str(error.value)
+
+    def test_each_file_of_a_folder_may_be_a_document(self, tmp_path: Path) -> None:
+        for number in range(9):
+            folder = tmp_path / "ids" / ("train" if number < 6 else "valid" if number < 8 else "test")
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(folder / f"{number}.npy", np.full(number + 2, number))
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "ids"), unit="id", reset_documents=True))
+        starts = corpus.split("train").documents
+        assert starts is not None and starts.tolist() == [0, 2, 5, 9, 14, 20]
+        assert corpus.split("train").ids[starts].tolist() == [0, 1, 2, 3, 4, 5]
 
     @pytest.mark.parametrize("code", MEGATRON)
     def test_a_file_of_megatron_has_its_type_and_its_documents(self, tmp_path: Path, code: int) -> None:
@@ -246,12 +238,6 @@ class TestFiles:
         starts = [corpus.split(name).documents for name in SPLITS]
         assert [each.tolist() for each in starts] == [[*range(0, len(corpus.split(n).ids), 10)] for n in SPLITS]
 
-    def test_an_array_of_objects_is_refused_and_not_unpickled(self, tmp_path: Path) -> None:
-        np.save(tmp_path / "a.npy", np.array([Trap(tmp_path / "sprung")]), allow_pickle=True)
-        with pytest.raises(Mistake, match=r"a\.npy must be a \.npy file of integers, and is not sound: .*bject"):
-            opened(tmp_path / "a.npy")
-        assert not (tmp_path / "sprung").exists()
-
     def test_two_formats_in_a_folder_are_refused(self, tmp_path: Path) -> None:
         np.save(tmp_path / "train.npy", np.arange(99))
         (tmp_path / "val.bin").write_bytes(bytes(98))
@@ -312,30 +298,11 @@ class TestJsonLines:
             assert [corpus.vocab.decode(part) for split in parts for part in split] == written
             assert [len(split) for split in parts] == pytest.approx([180, 10, 10], abs=3)
 
-    def test_lines_reset_as_files_do(self, tmp_path: Path) -> None:
-        written = [f"{number} " * (2 + number % 5) for number in range(40)]
-        (tmp_path / "files").mkdir()
-        for number, text in enumerate(written):
-            (tmp_path / "files" / f"{number:02}.txt").write_text(text)
-        (tmp_path / "lines.jsonl").write_text("".join(json.dumps(text) + "\n" for text in written))
-        vocab = Vocab.build("byte", [])
-        files = open_corpus(CorpusConfig(name=str(tmp_path / "files"), reset_documents=True), vocab, whole=True)
-        lines = open_corpus(CorpusConfig(name=str(tmp_path / "lines.jsonl")), vocab, whole=True)
-        ours, theirs = (StreamLoader(each.split("all"), batch_size=3, tgt_len=7) for each in (lines, files))
-        assert len(ours) == len(theirs) > 10
-        for one, other in zip(ours, theirs, strict=True):
-            assert (one.targets == other.targets).all() and (one.ids == other.ids).all()
-            assert (one.reset is None) == (other.reset is None)
-            assert one.reset is None or (other.reset is not None and (one.reset == other.reset).all())
-
     @pytest.mark.parametrize(
         ("line", "reason"),
         [
             ("{", "Expecting property name"),
-            ("plain text", "Expecting value"),
-            ("17", "it has no text"),
             ("null", "it has no text"),
-            ('{"content": "a"}', "it has no text"),
             ('{"text": ["a"]}', "it has no text"),
             (r'"\ud800"', "surrogates not allowed"),
             ("[" * 100_000, "recursion"),
