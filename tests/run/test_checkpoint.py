@@ -72,7 +72,7 @@ def snapshot(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", ["int64", "bool", "uint8", "int8", "float8_e4m3fn", "complex64"])
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn", "complex64"])
 def test_weights_that_are_no_weights_are_refused(tmp_path, model, kind):
     """They would be cast; quantised weights would load without their scales."""
     folder = altered(save(tmp_path, model, 3))
@@ -134,21 +134,6 @@ def test_loading_leaves_the_callers_random_numbers_alone(tmp_path, model):
     torch.manual_seed(5)
     load_model(folder)
     torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
-
-
-def test_the_training_state_is_restored_bit_by_bit(tmp_path, model):
-    training = TrainingState(
-        step=3,
-        scalars={"best_loss": float("inf"), "lr": 0.1 + 0.2, "rows": [1, 2], "nested": {"a": None}},
-        tensors={"memory.0": torch.randn(2, 7, 14), "rng": torch.get_rng_state(), "count": torch.tensor(5)},
-    )
-    folder = save_checkpoint(Run(tmp_path).checkpoint(3), model=model, vocab=VOCAB, config=CONFIG, training=training)
-    got = load_training(folder)
-    assert (got.step, got.scalars) == (training.step, training.scalars)
-    assert got.tensors.keys() == training.tensors.keys()
-    for name, value in training.tensors.items():
-        torch.testing.assert_close(got.tensors[name], value, rtol=0, atol=0)
-        assert got.tensors[name].dtype == value.dtype
 
 
 def test_weights_load_into_a_model_of_another_dtype(tmp_path, model):
@@ -395,9 +380,3 @@ def test_a_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path, model, mon
     other.mkdir()
     save(tmp_path, model, 4)
     assert list((tmp_path / "checkpoints").glob(".tmp-*")) == [other]
-
-
-def test_a_folder_that_cannot_be_written_is_named_in_one_sentence(tmp_path, model):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match=r"could not be written: Not a directory\. Choose a path"):
-        save(tmp_path / "file", model, 3)
