@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from shlex import split as words
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from filelock import FileLock
 from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, half_precision, scored, trainer_of
 from safetensors.torch import load_file
 from small_models import small_model
-from tiny_runs import without_clock
+from tiny_runs import TINY, without_clock
 from torch import Tensor
 
 from transformer_xl.commands.main import main
@@ -160,33 +161,11 @@ def test_ranks_get_all_rows_in_order(count, size):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-RECIPE = """
-[model]
-vocab_size = 0
-n_layer = 2
-n_head = 2
-d_head = 4
-d_model = 10
-d_inner = 12
-[corpus]
-unit = "byte"
-[train]
-tgt_len = 8
-mem_len = 8
-batch_size = 4
-max_steps = 16
-log_every = 4
-eval_every = 8
-save_every = 4
-sample_every = 8
-sample_tokens = 5
-lr = 0.01
-backend = "strided"
-precision = "fp32"
-device = "cpu"
-[eval]
-batch_size = 3
-"""
+SETTINGS = words(
+    "--model.n-layer 2 --model.dropout 0 --train.optimizer adam --train.batch-size 4 --train.max-steps 16"
+    " --train.log-every 4 --train.eval-every 8 --train.save-every 4 --train.sample-every 8 --train.sample-tokens 5"
+    " --train.lr 0.01 --train.backend strided --train.precision fp32 --train.device cpu --eval.batch-size 3"
+)
 KILL = """
 import json, os, sys
 from transformer_xl.commands.main import main
@@ -208,14 +187,13 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    (folder / "tiny.toml").write_text(RECIPE)
     (folder / "kill.py").write_text(KILL)
     (folder / "text.txt").write_text("to be or not to be, that is the question\n" * 60)
     return folder
 
 
 def train(home: Path, out: str, *more: str) -> list[str]:
-    return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(home / out), *more]
+    return ["train", "text-small", "--data", f"{home}/text.txt", "--out", f"{home}/{out}", *TINY, *SETTINGS, *more]
 
 
 def assert_same_figures(home: Path, several: str) -> None:
@@ -233,8 +211,8 @@ def assert_same_figures(home: Path, several: str) -> None:
 def test_after_a_killed_rank_and_a_signal_to_one_the_run_ends_with_the_same_figures(home, tmp_path):
     """Killed before the first checkpoint (in test-all), stopped, so that all ranks save, and killed after one."""
     ends = [(2, signal.SIGKILL)] * ALL + [(10, signal.SIGTERM), (13, signal.SIGKILL)]
-    words = train(home, "killed", "--train.parallel", "fsdp")
-    done = launch(2, str(home / "kill.py"), *words, restarts=len(ends), TXL_HOME=str(tmp_path), ENDS=json.dumps(ends))
+    line = train(home, "killed", "--train.parallel", "fsdp")
+    done = launch(2, str(home / "kill.py"), *line, restarts=len(ends), TXL_HOME=str(tmp_path), ENDS=json.dumps(ends))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rank 0: Another rank has ended" in done.stderr and "exitcode: 75" in done.stderr
     assert done.stdout.count("Stopped by a signal, and saved.") == 1
@@ -333,11 +311,3 @@ def test_compiled_ranks_train_like_one_process(home, tmp_path):
     done = launch(2, "-m", "transformer_xl", *line, timeout=900, TXL_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     assert_same_figures(home, "compiled")
-
-
-@pytest.mark.outside
-def test_a_batch_that_ranks_cannot_share_is_refused_in_a_sentence(home, tmp_path):
-    done = launch(3, "-m", "transformer_xl", *train(home, "three"), TXL_HOME=str(tmp_path))
-    assert done.returncode != 0
-    assert "rank 0: train.batch_size must be a multiple of 3, train.batch_chunk times the ranks, got 4." in done.stderr
-    assert not (home / "three").exists()

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_models import lengths, read, small_model, text
 
-from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig
+from transformer_xl.config.settings import TrainConfig
 from transformer_xl.data.loader import Segment
 from transformer_xl.ops.dropout import Dropout, dropout, dropout_relu, word_dropout
 from transformer_xl.runtime.ranks import Ranks
@@ -58,33 +58,26 @@ def test_dropout_with_a_relu_has_the_gradient_of_what_it_computes(dtype, p):
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")  # encodings need no gradient
-def test_positions_of_all_layers_are_projected_together_only_if_backward_needs_them_all():
+@pytest.mark.parametrize("kind", ["own forward", "forward", "full_backward", "full_backward_pre"])
+def test_positions_that_are_projected_together_are_those_of_each_layer_and_hooks_are_called(kind):
     model, calls = small_model(n_layer=3), []
-    weights = [each.attention.position.weight for each in model.backbone.layers]
 
     def projected():
-        found = [own.r for own in model.backbone.positions(7, None, model.backbone.like)]
-        return found, len({r.untyped_storage().data_ptr() for r in found})
+        return [own.r for own in model.backbone.positions(7, None, model.backbone.like)]
 
-    together, products = projected()
-    assert products == 1
-    with torch.no_grad():
-        assert projected()[1] == 3
-    hooked = next(iter(model.backbone.layers)).attention.position
-    hooked.forward = hooked.forward
-    assert projected()[1] == 3
-    del hooked.forward
-    for kind in ("forward", "full_backward", "full_backward_pre"):
-        handle = getattr(hooked, f"register_{kind}_hook")(lambda *_: calls.append(1))
-        alone, products = projected()
-        assert products == 3
-        torch.testing.assert_close(together, alone)
-        alone[0].sum().backward()
-        handle.remove()
-    assert len(calls) == 3
+    together, hooked = projected(), next(iter(model.backbone.layers)).attention.position
+    if kind == "own forward":
+        plain, hooked.forward = hooked.forward, lambda x: calls.append(1) or plain(x)
+    else:
+        getattr(hooked, f"register_{kind}_hook")(lambda *_: calls.append(1))
+    alone = projected()
+    torch.testing.assert_close(together, alone)
+    alone[0].sum().backward()
+    assert len(calls) == 1
     model.zero_grad()
     together[1].sum().backward()
-    assert [weight.grad is not None and bool(weight.grad.any()) for weight in weights] == [False, True, False]
+    gradients = [each.attention.position.weight.grad for each in model.backbone.layers]
+    assert [gradient is not None and bool(gradient.any()) for gradient in gradients] == [False, True, False]
 
 
 @given(p=st.sampled_from([0.25, 0.5]), seed=st.integers(0, 99))
@@ -214,11 +207,3 @@ def test_half_loss_trains_on_the_recent_half_of_each_rows_own_targets(rows):
         row[again : again + count] = torch.arange(count)
     for row, (_, count) in zip(trained_targets(targets, "half"), rows, strict=True):
         assert row[row >= 0].tolist() == list(range(count // 2, count))
-
-
-def test_a_context_is_for_the_lengths_without_memory():
-    config = RunConfig(train=TrainConfig(mem_len=0, context_len=7), eval=EvalConfig(tgt_len=2))
-    assert config.eval_lengths == Lengths(tgt_len=2, mem_len=0) and config.context_len(config.eval_lengths) == 7
-    assert config.context_len(Lengths(tgt_len=2, mem_len=9)) == 0
-    remembering = RunConfig(train=TrainConfig(mem_len=9), eval=EvalConfig(context_len=4))
-    assert remembering.eval_lengths.mem_len == 0 and remembering.context_len(remembering.eval_lengths) == 4

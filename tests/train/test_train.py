@@ -91,7 +91,10 @@ def test_settings_of_the_text_reach_the_loader_and_validation(corpus, tmp_path):
     assert segments(passes=3).targets == 3 * 2000 - 1
     lengths = [[s.ids.shape[1] for s in segments(random_tgt_len=True, seed=seed)] for seed in (1, 1, 2)]
     assert lengths[0] == lengths[1] != lengths[2]
-    run(corpus, tmp_path / "run", eval_tokens=70)
+    run(corpus, tmp_path / "run", eval_tokens=70, keep=1)
+    assert len(Run(tmp_path / "run").checkpoints()) <= 2
+    with pytest.raises(FileExistsError, match="holds checkpoints"):
+        run(corpus, tmp_path / "run")
     entries = Run(tmp_path / "run").metrics.entries()
     assert {entry["targets"] for entry in entries if entry.get("split") == "valid"} == {70}
 
@@ -183,13 +186,6 @@ def test_one_of_several_ranks_leaves_a_second_signal_to_its_launcher(hangup):
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
             os.kill(os.getpid(), number)
     assert received == ["SIGTERM", "SIGHUP", "SIGTERM", "SIGINT", "SIGINT"]
-
-
-def test_a_checkpoint_has_the_shape_of_its_model(corpus, tmp_path):
-    """Also if the settings leave the size of the vocabulary open."""
-    model, config = start()
-    fit(model, corpus, replace(config, model=replace(SHAPE, vocab_size=0)), tmp_path)
-    assert load_config(Run(tmp_path).best).model == SHAPE
 
 
 def test_training_outside_the_main_thread_works(corpus, tmp_path):
@@ -331,30 +327,11 @@ def test_a_step_waits_for_the_device_once_and_reduces_once(corpus, monkeypatch, 
     assert (waits.count, reductions, result.signals) == (1, ["total"], 1)
 
 
-def test_a_run_keeps_its_best_and_last_checkpoints_and_its_metrics(corpus, tmp_path):
-    _, finished = run(corpus, tmp_path, keep=1, max_steps=8)
-    assert finished
-    kept = Run(tmp_path).checkpoints()
-    assert Run(tmp_path).latest in kept and Run(tmp_path).best in kept and len(kept) <= 2
-    entries = Metrics(tmp_path / "metrics.jsonl").entries()
-    assert [entry["step"] for entry in entries if entry["split"] == "train"] == [2, 4, 6, 8]
-    valid = {entry["step"]: entry["loss"] for entry in entries if entry["split"] == "valid"}
-    assert list(valid) == [4, 8]
-    assert read_header(Run(tmp_path).best)["valid_loss"] == min(valid.values())
-    with pytest.raises(FileExistsError, match="holds checkpoints"):
-        run(corpus, tmp_path)
-
-
 def test_training_learns(corpus, tmp_path):
     model, config = start(max_steps=60, lr=0.03, eval_every=0, tgt_len=10)
-    before = model.backbone.content_bias.detach().clone()
     fit(model, corpus, config, tmp_path)
     losses = [e["loss"] for e in Metrics(tmp_path / "metrics.jsonl").entries() if e["split"] == "train"]
     assert losses[0] > 4 and losses[-1] < 2.6  # ten letters at random: ln 10 = 2.30
-    assert not torch.equal(before, model.backbone.content_bias)
-    other = TransformerXL(SHAPE)
-    load_weights(other, tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 AVERAGED = {"average_from": 4, "min_lr_ratio": 0.5}
