@@ -224,30 +224,24 @@ def test_parakeets_weights_have_seven_other_names() -> None:
 
 
 @pytest.mark.mistyped
-def test_shifts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(Mistake, match="shift must be relative, none or legacy, got 'rel'"):
-        small(shift="rel")
-    attention = small(shift="legacy")
-    x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
-    for options, told in (
-        ({"attn_len": 0}, "attn_len must be at least 1"),
-        ({"end": torch.tensor([1])}, "end must be a"),
-    ):
-        with pytest.raises(Mistake, match=told):
-            attention(x, **options)
-    with pytest.raises(Mistake, match="start must be left out with shift = legacy"):
-        attention(x, start=3)
-    with pytest.raises(Mistake, match="backend must be auto with shift = none"):
-        small(shift="none", backend="strided")
-    with pytest.raises(Mistake, match="past must be None with shift = legacy, got 3"):
-        attention(x, x)
-    for call in ((x, 2, 1), (x, 0, 1)):
-        with pytest.raises(Mistake, match="in_chunks must have size"):
-            attention.in_chunks(*call)
-    with pytest.raises(Mistake, match=r"end must be a number for each of 2 rows, got \[1\]"):
-        small().in_chunks(x, 2, 1, end=torch.tensor([1]))
-    with pytest.raises(Mistake, match=r"d_model must be even, .* got 15"):
-        BidirectionalAttention(15, 3, 5)
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda x: small(shift="rel"), "shift must be relative, none or legacy, got 'rel'"),
+        (lambda x: small(shift="legacy")(x, attn_len=0), "attn_len must be at least 1"),
+        (lambda x: small(shift="legacy")(x, end=torch.tensor([1])), "end must be a"),
+        (lambda x: small(shift="legacy")(x, start=3), "start must be left out with shift = legacy"),
+        (lambda x: small(shift="none", backend="strided"), "backend must be auto with shift = none"),
+        (lambda x: small(shift="legacy")(x, x), "past must be None with shift = legacy, got 3"),
+        (lambda x: small(shift="legacy").in_chunks(x, 2, 1), "in_chunks must have size"),
+        (lambda x: small().in_chunks(x, 0, 1), "in_chunks must have size"),
+        (lambda x: small().in_chunks(x, 2, 1, end=torch.tensor([1])), r"end must be a number for each of 2 rows"),
+        (lambda x: BidirectionalAttention(15, 3, 5), "d_model must be even, .* got 15"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Any, told: str) -> None:
+    with pytest.raises(Mistake, match=told):
+        call(torch.randn(2, 3, WIDTH, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("shift", ["relative", "none", "legacy"])

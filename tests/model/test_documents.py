@@ -11,10 +11,9 @@ import torch
 from small_models import VOCAB, small_backbone, small_model, vectors
 from torch import Tensor
 
-from transformer_xl.config.problems import WrongSettings
-from transformer_xl.config.settings import Lengths, TransformerXLConfig
+from transformer_xl.config.settings import Lengths
 from transformer_xl.mistake import Mistake
-from transformer_xl.model.step import Step, VectorStep
+from transformer_xl.model.step import Step
 
 END, LENGTH = 3, 40
 STARTS = (0, 5, 6, 17, 33, LENGTH)
@@ -78,18 +77,6 @@ def test_a_packed_row_is_its_documents_alone(cuts: str, kind: str, backend: str)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_reaches_over_a_boundary(kind: str) -> None:
-    model = small_model(document_end=END, **KINDS[kind])
-    ids, targets = stream()
-    others = ids.clone()
-    others[:, :6] = (ids[:, :6] - END) % (VOCAB - END - 1) + END + 1  # all other tokens, and no boundary
-    lengths = Lengths(tgt_len=7, mem_len=11)
-    ours, theirs = (read(model, each, targets, range(0, LENGTH, 7), lengths) for each in (ids, others))
-    assert torch.equal(ours[0, 6:], theirs[0, 6:]) and torch.equal(ours[1, 9:], theirs[1, 9:])
-    assert (ours != theirs)[1, 6:9].all()
-
-
 @pytest.mark.parametrize("kind", ["plain", "n-grams and matches"])
 def test_a_cache_and_single_steps_equal_memory(kind: str) -> None:
     model = small_model(document_end=END, **KINDS[kind])
@@ -128,18 +115,6 @@ def test_a_backbone_begins_episodes_where_it_is_told() -> None:
 
 def test_what_knows_no_boundaries_refuses_them() -> None:
     for settings in ({"zero_memory": True}, {"kind": "vaswani"}, {"kind": "al-rfou", "positions": 9}):
-        with pytest.raises(WrongSettings, match="document_end cannot be given with zero_memory, nor with"):
-            TransformerXLConfig(vocab_size=9, document_end=0, **settings)
         backbone, lengths = small_model(**settings).backbone, Lengths(tgt_len=7, mem_len=11)
         with pytest.raises(Mistake, match="begins must be left out with zero_memory"):
             backbone(vectors(1, 3), None, lengths, torch.ones(1, 3, dtype=torch.bool))
-
-
-def test_an_agent_step_equals_a_segment_of_steps() -> None:
-    backbone, lengths = small_backbone(), Lengths(tgt_len=7, mem_len=11)
-    x, begins = vectors(2, 9), torch.rand(2, 9, generator=torch.Generator().manual_seed(0)) < 0.3
-    outputs, _ = backbone(x, None, lengths, begins)
-    step = VectorStep(backbone, backbone.empty_memory(2, lengths), lengths)
-    for position in range(9):
-        step.reset(begins[:, position])
-        torch.testing.assert_close(step(x[:, position : position + 1]), outputs[-1][:, position])

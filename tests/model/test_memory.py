@@ -30,18 +30,6 @@ def rows_of(memory: Memory) -> list[list[Tensor]]:
     return [[x[row, memory.length - count :] for x in memory.layers] for row, count in enumerate(held)]
 
 
-def test_extend_detaches_and_copies_what_it_keeps() -> None:
-    # A view of the last segment would keep all of it in memory, and would change together with it.
-    for old, mem_len in ((0, 3), (5, 3), (0, 7), (5, 11)):
-        new = tuple(x.requires_grad_() for x in inputs(7, seed=1))
-        memory = Memory(inputs(old)).extend(new, mem_len=mem_len)
-        assert not any(x.requires_grad for x in memory.layers)
-        kept = [x.clone() for x in memory.layers]
-        for x in new:
-            x.detach().fill_(float("nan"))
-        torch.testing.assert_close(list(memory.layers), kept, rtol=0, atol=0)
-
-
 @given(
     parts=st.lists(
         st.integers(0, 5).flatmap(lambda m: st.tuples(st.just(m), st.integers(1, 3), st.none() | st.integers(-2, m))),

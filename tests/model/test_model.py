@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -55,26 +54,16 @@ def test_probabilities_sum_to_one(variant: dict) -> None:
 
 
 @each_variant
-def test_a_loss_belongs_to_its_target(variant: dict) -> None:
+def test_the_objective_is_the_mean_of_what_is_scored(variant: dict) -> None:
     model, ids, targets = small_model(**variant), text(3, 7), text(3, 7, seed=1)
     targets[1, 2:5] = targets[2, 6] = -1
     nll, memory = model(ids, targets, None, lengths(5))
     log_probs, _ = model.log_probs(ids, None, lengths(5))
-    scored = targets >= 0
-    expected = -log_probs.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * scored
+    expected = -log_probs.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * (targets >= 0)
     torch.testing.assert_close(nll, expected, check_dtype=False)
-    assert (nll[~scored] == 0).all()
-
-    rows = torch.tensor([2, 0, 1])
-    torch.testing.assert_close(model(ids[rows], targets[rows], None, lengths(5))[0], nll[rows])
-    other = targets.clone()
-    other[1, 5] = (other[1, 5] + 9) % VOCAB
-    changed = ~torch.isclose(model(ids, other, None, lengths(5))[0], nll)
-    assert changed.nonzero().tolist() == [[1, 5]]
-
     mean, losses, after = Objective(model)(ids, targets, None, lengths(5))
     torch.testing.assert_close(losses, nll)
-    torch.testing.assert_close(mean, nll[scored].mean())
+    torch.testing.assert_close(mean, nll[targets >= 0].mean())
     torch.testing.assert_close(after.layers, memory.layers)
 
 
@@ -87,26 +76,6 @@ def test_every_weight_has_a_gradient_for_any_tokens(variant: dict, tied: bool) -
         ids = torch.tensor([words])
         Objective(model)(ids, ids, None, lengths(5))[0].backward()
         assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_losses_are_float32(dtype: torch.dtype) -> None:
-    for variant in VARIANTS.values():
-        model, ids = small_model(dtype=dtype, **variant), text(2, 5)
-        mean, nll, _ = Objective(model)(ids, ids, None, lengths(3))
-        assert (mean.dtype, nll.dtype) == (torch.float32, torch.float32)
-
-
-@each_variant
-def test_bfloat16_by_autocast_is_close(variant: dict) -> None:
-    model, ids = small_model(dtype=torch.float32, init_std=0.1, **variant), text(2, 9)
-    memory, rough = None, None
-    for piece in ids.split(3, 1):
-        nll, memory = model(piece, piece, memory, lengths(5))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            found, rough = model(piece, piece, rough, lengths(5))
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, nll, rtol=0.05, atol=0.05)
 
 
 @each_variant
@@ -130,18 +99,6 @@ def test_dropout_is_for_training_and_memory_holds_its_results(variant: dict) -> 
     torch.testing.assert_close(attempt(1)[0], attempt(2)[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("end", ["returns", "raises"])
-def test_a_functional_call_does_not_change_tied_parameters(end: str) -> None:
-    model, ids = small_model(**VARIANTS["bands"]), text(2, 5)
-    before = dict(model.named_parameters(remove_duplicate=False))
-    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    with nullcontext() if end == "returns" else pytest.raises(ValueError, match="at most 22, got"):
-        targets = ids if end == "returns" else ids + VOCAB
-        torch.func.functional_call(model, values, (ids, targets, None, lengths(3)))
-    after = dict(model.named_parameters(remove_duplicate=False))
-    assert after.keys() == before.keys() and all(after[name] is parameter for name, parameter in before.items())
-
-
 @pytest.mark.parametrize("untie_r", [False, True])
 def test_initial_values_have_the_original_distributions(untie_r: bool) -> None:
     sizes: dict[str, Any] = {
@@ -151,6 +108,8 @@ def test_initial_values_have_the_original_distributions(untie_r: bool) -> None:
         "d_embed": 128,
         "n_head": 13,
         "d_head": 17,
+        "gate": "gru",
+        "gate_bias": 1.5,
     }
     model = small_model(
         **sizes, n_layer=4, d_model=134, d_inner=211, untie_r=untie_r, init_std=0.05, proj_init_std=0.007
@@ -162,6 +121,7 @@ def test_initial_values_have_the_original_distributions(untie_r: bool) -> None:
         "linear bias": (0.0, 0.0, [m.bias for m in model.modules() if isinstance(m, nn.Linear) and m.bias is not None]),
         "softmax bias": (0.0, 0.0, [model.softmax.bias, model.softmax.cluster_bias]),
         "attention biases": (0.0, 0.05, [model.backbone.content_bias, model.backbone.position_bias]),
+        "gate biases": (1.5, 0.0, [p for name, p in model.named_parameters() if name.endswith("gate_bias")]),
         "clusters": (0.0, 0.05, [model.softmax.cluster_weight]),
         "tables": (0.0, 0.05, list(model.embedding.tables)),
         "projections": (0.0, 0.007, [*model.embedding.projections, *model.softmax.projections]),

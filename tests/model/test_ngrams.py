@@ -16,7 +16,6 @@ from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.ngrams import NgramEmbedding
-from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import Trainer
 
 NGRAMS = {"ngrams": (2, 4), "ngram_rows": 997, "ngram_width": 6}
@@ -91,17 +90,6 @@ def test_n_grams_are_left_out_in_training_alone() -> None:
     assert added().all()
 
 
-def test_n_grams_share_no_more_rows_than_by_chance() -> None:
-    # 40,000 different n-grams in 65,536 rows: random rows would leave 65,536 exp(-40,000 / 65,536) = 35,596 empty.
-    pairs = torch.cartesian_prod(torch.arange(200), torch.arange(200))
-    module = embedding(ngrams=(2,), ngram_rows=65_536, ngram_width=1, d_model=2, embedding_scale=1.0)
-    with torch.no_grad():
-        module.table.weight[:, 0] = torch.arange(65_536)
-        module.projection.weight.fill_(1)
-        used = module(pairs, 1)[..., 0].unique().numel()
-    assert 65_536 - used < 35_596 + 600  # the standard deviation is about 130
-
-
 def test_a_memory_without_its_tokens_is_refused() -> None:
     model, call = small_model(**NGRAMS), lengths(5)
     given = read(model, text(2, 5), call).memory
@@ -137,11 +125,3 @@ def test_dense_gradients_of_the_table_train_the_same_weights() -> None:
     for _ in range(5):
         assert few.advance().grad_norm == pytest.approx(all_rows.advance().grad_norm)
     torch.testing.assert_close(few.model.state_dict(), all_rows.model.state_dict())
-
-
-def test_every_weight_has_one_optimizer() -> None:
-    for optimizer in ("adam", "adamw", "sgd", "muon"):
-        model = small_model(**NGRAMS, untie_r=True)
-        optimizers = build_optimizers(model, TrainConfig(optimizer=optimizer))
-        owned = [p for each in optimizers for group in each.param_groups for p in group["params"]]
-        assert len(owned) == len({*owned}) and {*owned} == {*model.parameters()}

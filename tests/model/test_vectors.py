@@ -18,18 +18,6 @@ from transformer_xl.model.memory import Memory
 CALL = lengths(5)
 
 
-def test_a_language_model_is_an_embedding_a_backbone_and_a_softmax() -> None:
-    model, ids = small_model(), text(2, 7)
-    outputs, memory = model.backbone(model.embedding(ids), None, CALL)
-    hidden, after = model.hidden(ids, None, CALL)
-    torch.testing.assert_close(outputs[-1], hidden)
-    torch.testing.assert_close(memory.layers, after.layers)
-    step, head = model.backbone.empty_memory(2, CALL), torch.nn.Linear(14, 3, dtype=torch.float64)
-    plain, headed = (VectorStep(model.backbone, step, CALL, head=part) for part in (None, head))
-    for x in vectors(2, 6).split(1, dim=1):
-        torch.testing.assert_close(headed(x), head(plain(x)))
-
-
 def wrong_calls() -> dict[str, Callable[[], Any]]:
     """What begins each sentence, and a number; and a call that raises it."""
     model, ids, x = small_model(), text(2, 5), vectors(2, 5)
@@ -68,6 +56,7 @@ def wrong_calls() -> dict[str, Callable[[], Any]]:
     ):
         calls.append(("memory", lambda m=each, past=past: m(ids, ids, past, CALL)))
     calls.append(("memory", lambda: model(ids[:1], ids[:1], cache, CALL)))
+    calls.append(("memory", lambda: model(ids, ids, small_model(n_head=1, d_head=10).empty_cache(2, CALL), CALL)))
     for given in (ids, ids.double(), x[..., :9], x[0], x.float(), x.to("meta")):
         calls.append(("x", lambda given=given: backbone(given, None, CALL)))
     for given in (x[:, :2], x[:, 0], x[:1, :1], ids[:, :1]):

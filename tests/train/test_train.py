@@ -32,7 +32,7 @@ from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import BACKENDS
-from transformer_xl.run.checkpoint import load_config, load_training, load_weights
+from transformer_xl.run.checkpoint import load_training, load_weights
 from transformer_xl.run.folder import Run
 from transformer_xl.run.metrics import Metrics, validations
 from transformer_xl.run.parts import read_header
