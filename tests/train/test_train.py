@@ -73,6 +73,11 @@ def start(shape: TransformerXLConfig = SHAPE, **changes: object) -> tuple[Transf
     return build_model(shape), config
 
 
+def trainer_of(corpus: Corpus, shape: TransformerXLConfig = SHAPE, **changes: object) -> Trainer:
+    model, config = start(shape, **changes)
+    return Trainer(model, StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5), config.train)
+
+
 def run(corpus: Corpus, folder: Path, *, resume: bool = False, **changes: object) -> tuple[TransformerXL, bool]:
     model, config = start(**changes)
     return model, fit(model, corpus, config, folder, resume=resume)
@@ -221,8 +226,7 @@ def test_short_steps_are_those_of_half_the_lengths_and_twice_the_rows(corpus):
 
 
 def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
-    loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
-    trainer = Trainer(start()[0], loader, TRAIN)
+    trainer = trainer_of(corpus)
     trainer.advance()
     weights = [p.detach().clone() for p in trainer.model.parameters()]
     memory = trainer.memory
@@ -240,10 +244,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
 
 def test_an_overflow_in_fp16_halves_the_scale_and_is_no_failure(corpus):
     """In more steps than may fail; resumed between them, it goes on with the same bits."""
-    config = replace(TRAIN, precision="fp16")
-    trainer, again = (
-        Trainer(start()[0], StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5), config) for _ in "ab"
-    )
+    trainer, again = (trainer_of(corpus, precision="fp16") for _ in "ab")
     trainer.scale.value = 2.0**40
     weights = [p.detach().clone() for p in trainer.model.parameters()]
     for skipped in range(MOST_SKIPPED + 1):
@@ -263,9 +264,7 @@ def test_an_overflow_in_fp16_halves_the_scale_and_is_no_failure(corpus):
 @pytest.mark.parametrize("scale", [FIRST_SCALE, 1.0])
 def test_an_overflow_of_the_n_grams_alone_is_skipped_too(corpus, scale):
     """Their table is not in the norm of the gradients."""
-    shape = replace(SHAPE, ngrams=(2, 3), ngram_rows=31)
-    loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
-    trainer = Trainer(start(shape=shape)[0], loader, replace(TRAIN, precision="fp16"))
+    trainer = trainer_of(corpus, replace(SHAPE, ngrams=(2, 3), ngram_rows=31), precision="fp16")
     trainer.scale.value, table = scale, trainer.model.ngrams.table.weight
     table.register_hook(lambda grad: grad * torch.inf)
     before = table.detach().clone()
@@ -287,9 +286,7 @@ def test_the_loss_scale_doubles_after_many_steps_and_is_1_at_least():
 def test_scaling_the_loss_changes_no_bit_in_fp32(corpus, shape):
     found = []
     for scale in (1.0, 2.0**20):
-        torch.manual_seed(0)
-        loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
-        trainer = Trainer(start(shape=shape)[0], loader, replace(TRAIN, precision="fp32"))
+        trainer = trainer_of(corpus, shape)
         assert trainer.scale == LossScale(1.0)
         trainer.scale.value = scale
         results = [trainer.advance()._replace(scale=1.0) for _ in range(4)]
@@ -319,8 +316,7 @@ def test_a_step_waits_for_the_device_once_and_reduces_once(corpus, monkeypatch, 
         monkeypatch.setattr(
             Ranks, name, lambda self, x, name=name, call=original: reductions.append(name) or call(self, x)
         )
-    model, config = start(batch_chunk=chunks, ar_alpha=0.2, tar_beta=0.1)
-    trainer = Trainer(model, StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5), config.train)
+    trainer = trainer_of(corpus, batch_chunk=chunks, ar_alpha=0.2, tar_beta=0.1)
     trainer.optimizers = []  # Adam reads its own count, which is on the host
     with Waits() as waits:
         result = trainer.advance(["a signal"])
