@@ -149,7 +149,7 @@ def test_recl_compares_a_group_and_writes_figures_arrays_and_pictures(home: Path
     assert facts == json.loads((tmp_path / "recl.json").read_text())
     saved = np.load(tmp_path / "recl.npz")
     assert saved["losses"].shape == (2, 4, 40) and saved["contexts"].tolist() == facts["contexts"] == [4, 8, 12, 16]
-    for name in ("gains", "gains_relative", "context"):
+    for name in ("gains", "context"):
         assert (tmp_path / f"recl_{name}.png").read_bytes()[:4] == b"\x89PNG"
         assert "<svg" in (tmp_path / f"recl_{name}.svg").read_text()
     losses = saved["losses"]

@@ -30,36 +30,26 @@ RINGS = ("o", "s", "D")
 
 
 class Curve(NamedTuple):
-    """A line of a chart, with an interval, a dotted line of the same colour, and what marks some points (by index)."""
+    """A line of a chart, with an interval, and what marks some points (by index)."""
 
     x: Int[np.ndarray, " n"]
     y: Float[np.ndarray, " n"]
     interval: Float[np.ndarray, "2 n"] | None = None
-    dotted: Float[np.ndarray, " n"] | None = None
     marks: Mapping[int, str] = {}
 
 
 def draw_gains(
-    stem: Path, names: Sequence[str], contexts: Int[np.ndarray, " L"], shares: Sequence[ReclResult], threshold: float
+    stem: Path, names: Sequence[str], contexts: Int[np.ndarray, " L"], shares: Sequence[ReclResult]
 ) -> list[Path]:
-    """Draw Figure 3: the gain in perplexity from the next step of context, with RECL marked; a panel for each share.
-
-    A second picture, `..._relative`, shows the relative gains, which decide RECL, and the threshold. Dotted lines
-    show the gains of going back.
-    """
-    perplexity: dict[str, dict[str, Curve]] = {}
-    relative: dict[str, dict[str, Curve]] = {}
+    """Draw Figure 3: the gain in perplexity from the next step of context, with RECL marked; a panel for each share."""
+    panels: dict[str, dict[str, Curve]] = {}
     for each in shares:
-        title = f"hardest {100 * each.r:g} % of positions" if each.r < 1 else "all positions"
-        gains, shown = perplexity.setdefault(title, {}), relative.setdefault(title, {})
+        gains = panels.setdefault(f"hardest {100 * each.r:g} % of positions" if each.r < 1 else "all positions", {})
         for i, name in enumerate(names):
             marks = {int(np.searchsorted(contexts, each.length.tokens[i])): "RECL"} if each.length.reached[i] else {}
-            interval, dotted = each.perplexity_interval[:, i], each.back[i]
-            gains[name] = Curve(contexts[:-1], each.perplexity[i], interval, marks=marks)
-            shown[name] = Curve(contexts[:-1], each.relative[i], each.relative_interval[:, i], dotted, marks)
-    x, beside = f"context c in tokens (c' = c + {contexts[1] - contexts[0]:,})", stem.with_name(f"{stem.name}_relative")
-    paths = draw_curves(stem, perplexity, x, "exp f(c, c) - exp f(c, c')", log=True)
-    return paths + draw_curves(beside, relative, x, "relative gain g(c, c')", level=threshold)
+            gains[name] = Curve(contexts[:-1], each.perplexity[i], each.perplexity_interval[:, i], marks)
+    x = f"context c in tokens (c' = c + {contexts[1] - contexts[0]:,})"
+    return draw_curves(stem, panels, x, "exp f(c, c) - exp f(c, c')", log=True)
 
 
 def draw_curves(
@@ -68,10 +58,9 @@ def draw_curves(
     x: str,
     y: str,
     *,
-    level: float | None = None,
     log: bool = False,
 ) -> list[Path]:
-    """Draw panels side by side, each with curves by their names and a horizontal line at `level`.
+    """Draw panels side by side, each with curves by their names.
 
     `log` makes the axis logarithmic, so small values stay visible; others than positive ones are left out.
     """
@@ -82,8 +71,6 @@ def draw_curves(
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for name, curve in curves.items():
             _draw(axis, name, curve._replace(y=np.where(curve.y > 0, curve.y, np.nan)) if log else curve, rings)
-        if level is not None:
-            axis.axhline(level, color="0.5", linewidth=0.8)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(x)
         if log and any(np.any(curve.y > 0) for curve in curves.values()):
@@ -101,8 +88,6 @@ def _draw(axis: Axes, name: str, curve: Curve, rings: Mapping[str, str]) -> None
     colour = line.get_color()
     if curve.interval is not None:
         axis.fill_between(curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0)
-    if curve.dotted is not None:
-        axis.plot(curve.x, curve.dotted, ":", color=colour)
     for index, word in curve.marks.items():
         axis.plot(curve.x[index], curve.y[index], rings[word], color=colour, mfc="none", ms=10)
 

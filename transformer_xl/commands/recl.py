@@ -80,7 +80,7 @@ class Recl(ComparisonOptions):
         curves = {n: Curve(contexts, known(mean[i]), known(interval[:, i])) for i, n in enumerate(group.names)}
         paths = if_possible(
             lambda: [
-                *draw_gains(folder / "recl_gains", group.names, contexts, shares, measures.THRESHOLD),
+                *draw_gains(folder / "recl_gains", group.names, contexts, shares),
                 *draw_curves(folder / "recl_context", {"all positions": curves}, "context in tokens", group.unit),
             ]
         )
