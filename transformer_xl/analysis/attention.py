@@ -228,11 +228,9 @@ class PositionAttention(NamedTuple):
     to_memory: Float[np.ndarray, "N H T M"]
     """The attention of each of `targets` to the memory: to all of `ids` but the last. Without a memory M is 0."""
 
-    def top(self) -> Bool[np.ndarray, "N H S"]:
-        """Mark the share `TOP` of the memory positions, the ones with the most attention, and never the query."""
-        marked = np.zeros(self.probability.shape, bool)
-        marked[..., :-1] = most_attended(self.probability[..., :-1])
-        return marked
+    def top(self) -> Bool[np.ndarray, "N H M"]:
+        """Mark the share `TOP` of the memory positions, the ones with the most attention: of `ids` without the last."""
+        return most_attended(self.probability[..., :-1])
 
 
 def most_attended(memory: Float[np.ndarray, "*rows S"]) -> Bool[np.ndarray, "*rows S"]:

@@ -53,11 +53,6 @@ def _tokens(vocab: Vocab, ids: np.ndarray) -> list[str]:
     return ["¶" if i == vocab.line_end else vocab.decode([i]) for i in ids.tolist()]
 
 
-def _visible(vocab: Vocab, ids: np.ndarray) -> list[str]:
-    """Each token as text, a space as an open box, because it is alone on its tick."""
-    return [token.replace(" ", "\N{OPEN BOX}") for token in _tokens(vocab, ids)]
-
-
 def draw_heads(
     folder: Path,
     average: AverageAttention,
@@ -78,7 +73,8 @@ def draw_heads(
         paths += draw_by_distance(folder / "terms", panels, title)
     for look in looks:
         if look.to_memory.size:
-            rows, columns = _visible(loaded.vocab, look.targets), _visible(loaded.vocab, look.ids[:-1])
+            texts = (_tokens(loaded.vocab, ids) for ids in (look.targets, look.ids[:-1]))
+            rows, columns = ([text.replace(" ", "\N{OPEN BOX}") for text in each] for each in texts)  # alone on a tick
             panels = {f"layer {n + 1}, head {h + 1}": look.to_memory[n, h] for n, h in chosen}
             dots = [most_attended(panel) for panel in panels.values()]
             title = f"{text}, from token {look.position:,}: attention to the memory, each row's top {TOP:.0%} marked"
