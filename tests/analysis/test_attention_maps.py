@@ -115,6 +115,8 @@ def test_maps_equal_the_attention_of_the_model(changes: dict[str, Any], attn_len
             sees = maps.seen.any(-1).expand(p.shape[:3]).double()
             for kind in maps.probability:
                 torch.testing.assert_close(kind.sum(-1), sees)
+            together = maps.probability[1:].prod(0)  # the softmax of a sum
+            torch.testing.assert_close(together / together.sum(-1, keepdim=True).clamp(min=1e-99), maps.probability[0])
 
 
 def test_watch_attention_leaves_the_model_unchanged():
@@ -138,27 +140,28 @@ def the_same(one: AverageAttention, other: AverageAttention) -> None:
 def test_averages_equal_those_of_all_maps_at_once():
     model, ids, M, T = small_model(untie_r=True), text(1, 24)[0].numpy(), 7, 5
     ours = averaged(model, ids, Lengths(tgt_len=T, mem_len=M), batch_size=1)
-    sums, counts, beyond, nats = np.zeros((3, 2, M + T)), np.zeros(M + T), np.zeros((3, 2)), np.zeros((3, 2))
+    sums, counts, beyond, nats = np.zeros((5, 3, 2, M + T)), np.zeros(M + T), np.zeros((3, 2)), np.zeros((3, 2))
     memory = None
     for start in range(0, 23, T):
         part = torch.from_numpy(ids[None, start : min(start + T, 23)])
         memory, found, _ = attended(model, part, memory, lengths(M))
         for layer, (maps, v) in enumerate(found):
-            p = by_key(maps.probability[0], v.shape[2])[0].numpy()
+            kinds = by_key(maps.probability[:, 0], v.shape[2]).numpy()
+            p = kinds[0]
             past = p.shape[2] - p.shape[1]
             for i in range(p.shape[1]):
                 for j in range(past + i + 1):
-                    sums[layer, :, past + i - j] += p[:, i, j]
+                    sums[:, layer, :, past + i - j] += kinds[:, :, i, j]
                     counts[past + i - j] += layer == 0
                     beyond[layer] += p[:, i, j] * (j < past)
                     nats[layer] -= p[:, i, j] * np.log(p[:, i, j])
     assert ours.queries == 23
-    np.testing.assert_allclose(ours.sums[0], sums)
+    np.testing.assert_allclose(ours.sums, sums)
     np.testing.assert_array_equal(ours.counts, counts)
-    np.testing.assert_allclose(ours.probability[0], sums / np.maximum(counts, 1))
+    np.testing.assert_allclose(ours.probability, sums / np.maximum(counts, 1))
     np.testing.assert_allclose(ours.beyond_segment, beyond / 23)
     np.testing.assert_allclose(ours.entropy, nats / 23)
-    np.testing.assert_allclose(ours.mean_distance, sums @ np.arange(M + T) / 23)
+    np.testing.assert_allclose(ours.mean_distance, sums[0] @ np.arange(M + T) / 23)
     np.testing.assert_allclose(ours.sums.sum(-1), 23, err_msg="each query gives out one in all")
 
 
@@ -198,39 +201,6 @@ def test_unscored_queries_are_not_counted():
     the_same(padded, alone)
 
 
-def looking_back(distance: int, sharpness: float = 400.0) -> Any:
-    """A model whose every head attends the key so far back: u, k and q are 0, and v is that distance's encoding."""
-    model = small_model(d_model=10, d_head=10, n_head=1)
-    with torch.no_grad():
-        for layer in model.backbone.layers:
-            layer.attention.qkv.weight[:20] = 0
-            layer.attention.position.weight.copy_(torch.eye(10))
-        angle = distance * 10000 ** -(torch.arange(0, 10, 2, dtype=torch.float64) / 10)
-        model.backbone.content_bias.zero_()
-        model.backbone.position_bias[:] = sharpness * torch.cat([angle.sin(), angle.cos()])
-    return model
-
-
-def test_attention_to_the_third_token_before_is_found():
-    model, ids = looking_back(3), text(1, 50)[0].numpy()
-    average = averaged(model, ids, Lengths(tgt_len=5, mem_len=6), batch_size=1)
-    whole, a, b, c, d = average.probability
-    np.testing.assert_allclose(whole, d)
-    assert (whole[..., 3] > 0.99).all() and (whole[..., 4:] < 1e-3).all()
-    even = average.sums[0] * 0
-    for query in range(49):
-        keys = min(query - query % 5, 6) + query % 5 + 1
-        even[..., :keys] += 1 / keys
-    for term in (a, b, c):
-        np.testing.assert_allclose(term, even / np.maximum(average.counts, 1), err_msg="0 everywhere is even attention")
-    assert (average.entropy < 0.05).all()
-    np.testing.assert_allclose(average.mean_distance, (46 * 3 + 2 + 1) / 49, rtol=1e-2)
-    np.testing.assert_allclose(average.beyond_segment, 3 / 5, atol=0.08)  # the first segment has none behind it
-    seen = position_attention(model, ids, 20, Lengths(tgt_len=5, mem_len=10))
-    assert seen.ids.tolist() == ids[10:21].tolist() and (seen.probability[..., -4] > 0.99).all()
-    assert seen.top().sum(-1).tolist() == [[2]] * 3 and seen.top()[..., -3].all()
-
-
 def test_what_only_late_layers_or_matches_reach_is_read_before_a_token():
     ids = text(1, 90)[0].numpy()
     models = [small_model(n_layer=4), small_model(n_layer=2, matches=(1,), match_window=50, ngram_width=6)]
@@ -259,27 +229,22 @@ def test_context_that_is_read_again_is_seen():
 def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, start: int):
     """Tokens that the layers cannot reach make no difference."""
     model, ids, call = small_model(n_layer=2), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=6, attn_len=5)
-    seen = position_attention(model, ids, position, call, start=start)
+    seen = position_attention(model, ids, position, call, count=3, start=start)
     memory = None
     for part in torch.from_numpy(ids[None, start:position]).split(4, dim=1):
         _, memory = model.hidden(part, memory, call)
-    _, found, _ = attended(model, torch.from_numpy(ids[None, position : position + 1]), memory, call)
+    _, found, _ = attended(model, torch.from_numpy(ids[None, position : position + 3]), memory, call)
     count = min(4, position - start) + 1
     assert seen.ids.tolist() == ids[position + 1 - count : position + 1].tolist()
     assert seen.top().sum(-1).tolist() == [[-(-(count - 1) // 5)] * 2] * 2 and seen.top().shape[-1] == count - 1
+    assert seen.targets.tolist() == ids[position : position + 3].tolist()
     np.testing.assert_allclose(seen.probability.sum(-1), 1)
     for layer, (maps, _) in enumerate(found):
-        np.testing.assert_allclose(seen.probability[layer], maps.probability[0, 0, :, 0].flip(-1))
-    several = position_attention(model, ids, position, call, count=3, start=start)
-    assert several.targets.tolist() == ids[position : position + 3].tolist()
-    assert several.ids.tolist() == seen.ids.tolist()
-    np.testing.assert_allclose(several.probability, seen.probability, atol=1e-12)
-    _, found, _ = attended(model, torch.from_numpy(ids[None, position : position + 3]), memory, call)
-    for layer, (maps, _) in enumerate(found):
+        np.testing.assert_allclose(seen.probability[layer], maps.probability[0, 0, :, 0, :count].flip(-1), atol=1e-12)
         for query, back in product(range(3), range(count - 1)):
             distance, row = query + 1 + back, maps.probability[0, 0, :, query]
             wanted = row[:, distance] if distance < row.shape[-1] else torch.zeros(2)  # beyond attn_len
-            np.testing.assert_allclose(several.to_memory[layer, :, query, count - 2 - back], wanted, atol=1e-12)
+            np.testing.assert_allclose(seen.to_memory[layer, :, query, count - 2 - back], wanted, atol=1e-12)
 
 
 WORDS = "the cat sat on the mat and cost $ 5 in 日本 for the dog ate the cat\n" * 20

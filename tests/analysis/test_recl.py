@@ -74,24 +74,6 @@ def falling(contexts: np.ndarray, cuts: list[int], slopes: np.ndarray) -> np.nda
     return 9 - slopes * np.log(seen)[..., None]
 
 
-def test_the_hardest_positions_are_chosen_anew_at_each_context():
-    """Half of the positions are hardest first and learn until 20 tokens, the others are hardest then, until 40."""
-    early = 9 - 0.30 * np.minimum(CONTEXTS, 20)
-    late = 5.5 - 0.05 * np.minimum(CONTEXTS, 40)
-    losses = np.stack([early] * 4 + [late] * 4, axis=1)[None]
-    results = {share: effective(gains(losses, share).relative, CONTEXTS)[0].item() for share in (0.5, 1.0)}
-    assert results == {0.5: 40, 1.0: 40}
-    fixed = effective(gains(losses[:, :, :4], 1.0).relative, CONTEXTS)[0].item()
-    assert fixed == 20
-
-
-def test_the_share_decides_where_only_rare_positions_need_a_long_context():
-    easy, hard = 2 - 0.1 * np.minimum(CONTEXTS, 15), 9 - 0.1 * np.minimum(CONTEXTS, 45)
-    losses = np.stack([hard] + [easy] * 99, axis=1)[None]
-    found = {share: effective(gains(losses, share).relative, CONTEXTS)[0].item() for share in (0.01, 0.5, 1.0)}
-    assert found == {0.01: 45, 0.5: 15, 1.0: 15}
-
-
 def test_a_gain_that_does_not_end_is_marked_as_not_reached():
     relative = np.array([[0.5, 0.02, 0.02], [0.5, 0.005, 0.5], [0.001, 0.5, 0.5]])
     tokens, reached = effective(relative, np.array([10, 20, 30, 40]))
