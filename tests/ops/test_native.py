@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import choice, native, relative_attention, resolve_backend
 from transformer_xl.ops.choice import native_refusal
 from transformer_xl.ops.testing import CASES, Case, assert_contract, assert_dropout, make_inputs
-from transformer_xl.train.choices import choices
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
@@ -226,11 +224,6 @@ def test_a_change_of_source_or_version_needs_another_build(elsewhere, tmp_path, 
         native.library.cache_clear()
         names.add(native.library())
     assert len(names) == 1 + len(changes)
-
-
-def test_a_run_that_names_it_goes_on_elsewhere(elsewhere: Path) -> None:
-    chosen = choices(TrainConfig(device="cpu", backend="native"), TransformerXLConfig(vocab_size=0))["backend"]
-    assert chosen["name"] in ("strided", "chunked") and "native cannot serve: it is not built" in chosen["why"]
 
 
 def test_two_copies_in_one_process(built: Path) -> None:
