@@ -272,6 +272,8 @@ class TestCorpus:
             ("corpus.json", b"{", "is damaged"),
             ("corpus.json", b"[]", "is damaged"),
             ("corpus.json", b"{}", "is not a transformer-xl token store of version 4"),
+            ("corpus.json", b'{"format": "transformer-xl token store", "version": 3}', "is not a transformer-xl token"),
+            ("corpus.json", b'{"format": "other", "version": 4}', "is not a transformer-xl token store"),
             ("corpus.json", b'{"format": "transformer-xl token store", "version": 4}', "is damaged"),
             ("vocab.json", b'{"unit": "byte", "newlines": "keep", "symbols": [1]}', "is not the vocabulary"),
         ],
