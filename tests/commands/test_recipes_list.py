@@ -11,9 +11,7 @@ import pytest
 from tiny_runs import printed, refused
 
 from transformer_xl.commands import recipes as journey
-from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
-from transformer_xl.config.shape import KINDS
 from transformer_xl.data.corpus import Corpus
 
 
@@ -78,18 +76,3 @@ def test_the_vocabulary_of_a_prepared_corpus_counts(capsys):
 
 def test_an_unknown_recipe_is_refused(capsys):
     assert "Did you mean ptb-small?" in refused("recipes ptb-smal", capsys)
-
-
-@pytest.mark.outside
-@pytest.mark.parametrize("recipe", packaged_recipes())
-def test_every_recipe_takes_a_step_as_every_kind_and_without_memory(recipe: str, tmp_path: Path, monkeypatch, capsys):
-    Path("text.txt").write_text("the cat sat on the mat\nand a dog ran to it\n" * 200)
-    model = load_recipe(recipe).model
-    small = "--model.n-layer 2 --model.d-model 16 --model.d-inner 24 --train.tgt-len 8 --train.batch-size 2 "
-    small += "--train.batch-chunk 1 --train.max-steps 1 --train.warmup-steps 0 --train.average-from 0 "
-    small += "--train.short-share 0 --train.eval-every 0 --train.eval-tokens 20 --train.save-every 0 "
-    small += "--eval.max-tokens 20 --eval.batch-size 1 --model.div-val 1 "
-    small += "--model.cutoffs " + " ".join(map(str, range(3, 3 + len(model.cutoffs)))) if model.cutoffs else ""
-    for change in (*(f"--model.kind {kind}" for kind in KINDS), "--train.mem-len 0"):
-        line = f"train {recipe} --data text.txt --no-report --out {change.split()[-1]} {small} {change}"
-        assert main(line.split()) == 0, (line, capsys.readouterr().err)
