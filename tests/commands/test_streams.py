@@ -129,16 +129,6 @@ def test_a_text_and_ids_do_not_continue_each_other(home: Path, capsys):
     assert 'must be an object with a list "ids"' in told
 
 
-def test_a_model_of_ids_is_converted_and_back(home: Path, capsys):
-    pytest.importorskip("transformers")
-    printed("convert runs/chars --to-format huggingface --to out", capsys)
-    printed("convert out --from huggingface --to back", capsys)
-    assert not list(Path("out").glob("tokenizer*"))
-    ours, back = load_model("runs/chars"), load_model("back")
-    assert back.vocab == ours.vocab
-    assert back.score("3 5 7 9").nats == pytest.approx(ours.score("3 5 7 9").nats, abs=1e-6)
-
-
 def test_documents_reset_in_training_and_evaluation(home: Path, capsys):
     result = json.loads(printed("eval runs/lines --json --data lines.jsonl --precision fp32", capsys))["results"][0]
     assert result["targets"] == sum(len(text) - 1 for text in TEXTS)

@@ -24,11 +24,12 @@ from foreign import (
     to_theirs,
     vocabulary,
 )
-from small_models import small_model
+from small_models import VOCAB, small_model
 
 from transformer_xl import load_model as public_load_model
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
+from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop import reading
 from transformer_xl.interop.reading import read_model
 from transformer_xl.interop.source import Dialect, Source
@@ -36,17 +37,22 @@ from transformer_xl.interop.tensorflow import TENSORFLOW
 from transformer_xl.run.checkpoint import load_model
 from transformer_xl.run.parts import EXPORTED_VOCAB
 
+IDS = Vocab.of_ids(VOCAB)
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_converting_to_hugging_face_and_back_is_exact(tmp_path, shape, capsys):
+
+@pytest.mark.parametrize(
+    ("shape", "vocab"), [*((shape, WORDS) for shape in SHAPES.values()), ({}, IDS)], ids=[*SHAPES, "ids"]
+)
+def test_converting_to_hugging_face_and_back_is_exact(tmp_path, shape, vocab, capsys):
     pytest.importorskip("transformers")
     model = shuffled(small_model(dtype=torch.float32, untie_r=True, final_norm=True, zero_memory=True, **shape))
-    run_of(model, tmp_path / "run")
+    run_of(model, tmp_path / "run", vocab)
     assert main(["convert", str(tmp_path / "run"), "--to-format", "huggingface", "--to", str(tmp_path / "out")]) == 0
+    assert bool(list((tmp_path / "out").glob("tokenizer*"))) == (vocab is WORDS)
     back = ["convert", str(tmp_path / "out"), "--from", "huggingface", "--to", str(tmp_path / "back")]
     assert main(back) == 0, capsys.readouterr().err
     found, before = load_model(tmp_path / "back"), load_model(tmp_path / "run")
-    assert same(found.model, model) and found.vocab == WORDS and found.config == before.config
+    assert same(found.model, model) and found.vocab == vocab and found.config == before.config
 
 
 @pytest.mark.parametrize("stored", ["model*.safetensors", "pytorch_model*.bin"])

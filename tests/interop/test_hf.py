@@ -381,13 +381,3 @@ def test_missing_transformers_is_named_in_one_sentence():
     code = "import sys; sys.modules['transformers'] = None; import transformer_xl.hf"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "Mistake: Hugging Face" in run.stderr and 'pip install -U "transformers>=5"' in run.stderr
-
-
-def test_the_tokenizer_of_words_begins_and_ends_with_line_ends_and_keeps_them(tmp_path):
-    ours, _ = exported(tmp_path / "model", vocab=WORDS)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<eos>", "<eos>", None)
-    tokenizer.pad_token = tokenizer.eos_token  # as users do
-    batch = tokenizer(["the w1\nw2\n", "w3"], padding=True)["input_ids"]
-    assert tokenizer.batch_decode(batch, skip_special_tokens=True) == ["the w1\nw2\n", "w3"]
-    assert ours.vocab.decode(batch[0]) == "the w1\nw2\n"

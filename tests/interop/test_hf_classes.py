@@ -116,14 +116,6 @@ def test_what_training_keeps_does_not_grow_with_the_text(folder, monkeypatch):
     assert kept(200) > 3 * kept(60)
 
 
-def test_a_trained_classifier_is_saved_and_loaded(folder, tmp_path):
-    model = classifier(folder, num_labels=4).float().eval()
-    model.save_pretrained(tmp_path / "trained")
-    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "trained")
-    assert again.config.num_labels == 4 and again.config.gradient_segments == 1
-    assert torch.equal(again(text(2, 9)).logits, model(text(2, 9)).logits)
-
-
 @pytest.mark.parametrize("case", ["div1-zeros", "div4-zeros", "plain-empty"])
 def test_transfo_xls_models_without_a_softmax_give_the_same_vectors(case, tmp_path):
     """Also without the prefix of their names; a classifier's weight becomes ours."""

@@ -108,12 +108,7 @@ def test_a_folder_like_the_released_ones_goes_through_every_command(tmp_path, mo
     for line in (
         "convert released --from tensorflow --to wt103 --eval.tgt-len 8 --eval.mem-len 16 --train.tgt-len 8",
         "eval wt103 --data text --mem-len 16 0",
-        "eval wt103 --data text --dynamic sgd --dynamic-lr 0.1 --max-tokens 50",
-        "score wt103 text",
         "generate wt103 --prompt word1 --max-tokens 5",
-        "analyse length wt103 --data text --attn-len 4 8 --max-tokens 100",
-        "analyse recl wt103 --data text --step 4 --max-context 16 --positions 20",
-        "analyse attention wt103 --data text --max-tokens 100",
         "convert wt103 --to-format huggingface --to theirs",
         "train text-words --data text --init wt103 --out tuned --train.max-steps 2 --train.batch-size 2 "
         "--train.tgt-len 8 --train.mem-len 8 --train.eval-every 0 --train.save-every 0 --eval.batch-size 2",
