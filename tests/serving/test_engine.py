@@ -121,27 +121,6 @@ def test_otherwise_a_text_is_the_same_to_rounding(kind: str) -> None:
         np.testing.assert_allclose(*costs, atol=1e-4)
 
 
-def test_an_engine_writes_what_the_model_expects(engine: Engine) -> None:
-    """At temperature 0, each token is the likeliest one after all before it."""
-    out, model = Written(), language_model()
-    ids = np.frombuffer(b"\nsome text", np.uint8)
-    sampling = Sampling(temperature=0)
-    engine.submit([Job(ids=ids, past=None, lengths=LENGTHS, sampling=sampling, max_tokens=20, emit=out.events.put)])
-    *wrote, ended = out.all()
-    text = bytes(event.token for event in wrote)
-    whole = torch.tensor([[*ids, *text]])
-    with torch.no_grad():
-        memory, expected = None, []
-        for start in range(0, len(ids) - 1, 8):  # as the engine reads, then token by token
-            _, memory = model.model.log_probs(whole[:, start : min(start + 8, len(ids) - 1)], memory, LENGTHS)
-        for at in range(len(ids) - 1, whole.shape[1] - 1):
-            log_probs, memory = model.model.log_probs(whole[:, at : at + 1], memory, LENGTHS)
-            expected.append(float(log_probs[0, -1, whole[0, at + 1]]))
-            assert int(log_probs[0, -1].argmax()) == whole[0, at + 1]
-    np.testing.assert_allclose([event.log_prob for event in wrote], expected, rtol=1e-4)
-    assert ended.past.tail[-1] == text[-1] and ended.reason == "length"
-
-
 def test_a_long_prompt_does_not_stall_a_short_one(engine: Engine) -> None:
     """The short text is complete when the long one has not been read."""
     long, short = Written(), Written()
@@ -182,20 +161,6 @@ def test_a_client_gets_a_row_at_once_and_the_others_lose_nothing(engine: Engine)
         np.testing.assert_allclose(*costs, atol=0 if engine._native else 1e-4)
 
 
-def test_a_cancelled_text_frees_its_row(engine: Engine) -> None:
-    outs = [Written() for _ in range(engine.rows)]
-    endless = [job(np.array([1]), out, max_tokens=10**9) for out in outs]
-    engine.submit(endless)
-    for out in outs:
-        out.events.get(timeout=30)
-    late = Written()
-    engine.submit([job(np.array([1]), late)])
-    for each in endless:
-        each.cancelled = True
-    assert len(late.all()) == 6
-    assert not [row for row in engine._writing if row is not None]
-
-
 def test_a_full_queue_refuses_all_or_nothing() -> None:
     model = language_model()
     engine = Engine(model.model, BYTES, LENGTHS, rows=8, most=8)
@@ -208,17 +173,6 @@ def test_a_full_queue_refuses_all_or_nothing() -> None:
         engine.submit(jobs[4:])
     engine.submit([job(np.array([1]), Written(), client="another")])
     assert engine.waiting == 5
-
-
-def test_a_failure_ends_the_texts_and_not_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken, fine = Written(), Written()
-    monkeypatch.setattr(engine, "_step", None)
-    engine.submit([job(np.array([1]), broken)])
-    [failed] = broken.all()
-    assert isinstance(failed, Refused)
-    monkeypatch.undo()
-    engine.submit([job(np.array([1]), fine)])
-    assert len(fine.all()) == 6
 
 
 def test_no_numbers_end_one_text() -> None:
