@@ -11,13 +11,12 @@ import json
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from transformer_xl.config.problems import Problems
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import Lengths, RunConfig
 from transformer_xl.data.loader import StreamLoader
@@ -35,22 +34,8 @@ from transformer_xl.train.step import Trainer
 
 from . import bound
 from .measure import first_step, peak_memory, restart_peak, seconds_each
+from .options import Options
 from .rates import least_seconds, least_token_seconds
-
-
-@dataclass(frozen=True)
-class Here:
-    """What to measure, and how."""
-
-    recipe: str = "enwik8-12l"
-    """A recipe, a run folder, or hf:NAME."""
-    device: str = "auto"
-    precision: str | None = None
-    """None: that of the recipe or run."""
-    seconds: float = 1.0
-    """Minimum duration of one measurement."""
-    repeats: int = 5
-    """Number of measurements of each row, after a warm-up; the medians are printed."""
 
 
 class Unit(NamedTuple):
@@ -67,12 +52,8 @@ class Unit(NamedTuple):
         return 2 + math.ceil(self.lengths.mem_len / self.lengths.tgt_len)
 
 
-def bench_here(**given: Any) -> None:
+def bench_here(options: Options) -> None:
     """Print a row for training, evaluation and generation; the last line is JSON."""
-    options, problems = Here(**given), Problems()
-    problems.bound(options, "seconds", above=0, most=3600)
-    problems.bound(options, "repeats", least=1)
-    problems.refuse()
     prepare_process()
     config = _settings(options.recipe, options.device, options.precision)
     first_step()
@@ -99,7 +80,7 @@ def _settings(target: str, device: str, precision: str | None) -> RunConfig:
     return replace(config, train=replace(train, **chosen, random_tgt_len=False, short_share=0))
 
 
-def measured_row(part: str, config: RunConfig, options: Here) -> dict[str, Any]:
+def measured_row(part: str, config: RunConfig, options: Options) -> dict[str, Any]:
     """The speed, the peak memory and the bound of one part of the table, with the seconds of one unit."""
     device = config.train.device
     gc.collect()

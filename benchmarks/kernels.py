@@ -172,7 +172,7 @@ def _cuobjdump(compiled: Any, option: str) -> str:
         return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def bench_kernels(size: str = "", **_: object) -> None:
+def bench_kernels(size: str | None) -> None:
     """Compile everything and print a table.
 
     Raises:
@@ -227,7 +227,7 @@ def step_kernels(targets: Iterable[int]) -> dict[str, dict[str, int]]:
     }
 
 
-def _cases(size: str) -> Iterator[tuple[int, str, int, str]]:
+def _cases(size: str | None) -> Iterator[tuple[int, str, int, str]]:
     """Target, dtype, head size and launch."""
     if size == "toy":
         yield from product((80, 90), ("bf16",), (64,), fused.KERNELS)

@@ -214,8 +214,6 @@ def _from_last(starts: Sequence[Any], ends: set[Any]) -> list[Any]:
 def count_step(recipe: str, batch_size: int | None = None) -> tuple[Launches, dict[str, int]]:
     """The launches of a recipe's training step with a full memory, in bf16 with the fused kernels; and part by part."""
     config = load_recipe(recipe)
-    if batch_size is not None and batch_size < 1:
-        raise Mistake(f"--batch-size must be at least 1, got {batch_size}.")
     shape = replace(config.model, vocab_size=config.model.vocab_size or 256)
     rows = batch_size or config.train.batch_size
     train = replace(config.train, device="cuda:0", precision="bf16", batch_size=rows, batch_chunk=1)

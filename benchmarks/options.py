@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
+from tyro.conf import Positional, arg
 
+from transformer_xl.config.problems import Problems
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import RunConfig
 from transformer_xl.mistake import Mistake
@@ -26,30 +29,66 @@ _TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "
 _INIT_STD = 1.1
 """In units of 1 / sqrt(d_model). This is more than at the start of training, so attention decides the losses."""
 _ROWS, _TOKENS = 64, 8192
+Part = Literal["train", "eval", "decode", "op", "sliding", "kernels", "launches", "here", "all"]
+_ALWAYS = ("size", "recipe", "device", "precision", "repeats")
+TAKES = {
+    "train": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
+    "eval": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
+    "decode": (*_ALWAYS, "peers", "against", "batch_size", "mem_len"),
+    "op": (*_ALWAYS, "batch_size", "tgt_len", "mem_len"),
+    "sliding": (*_ALWAYS, "mem_len"),
+    "kernels": ("size",),
+    "launches": ("recipe", "batch_size"),
+    "here": ("recipe", "device", "precision", "seconds", "repeats"),
+    "all": (*_ALWAYS, "peers"),
+}
+"""The options that each part uses."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one call. None means the default of the part."""
+    """Compare the time of one part of the work with its peers and its bound. The last line is JSON."""
 
-    size: Literal["paper", "toy"] = "paper"
-    recipe: str = "enwik8-12l"
+    part: Annotated[Positional[Part], arg(metavar="|".join(get_args(Part)))]
+    """train: optimizer steps; eval: segments; decode: one token at a time; op: attention alone; sliding: the paper's
+    Table 9; kernels: the fused kernels compiled for GPUs, without one; launches: what a step and a token start on a
+    GPU, counted without one; here: one recipe or run on this machine, without peers; all: everything but these
+    three."""
+    size: Literal["paper", "toy"] | None = None
+    """toy: the same code at sizes that take seconds; by default paper. kernels: by default with all masks only; paper:
+    with each choice of masks."""
+    recipe: Annotated[str, arg(metavar="RECIPE")] = "enwik8-12l"
+    """The recipe of the model. here: also a run folder or hf:NAME."""
+    peers: Annotated[str | None, arg(metavar="PYTHON")] = None
+    """The Python of an environment with torch, transformers 4.37.2 and, if wanted, x-transformers."""
+    against: Annotated[Path | None, arg(metavar="CHECKOUT")] = None
+    """Another checkout of this repository; its package takes part in the same race."""
     device: str = "auto"
-    precision: str = "auto"
-    batch_size: int | None = None
-    tgt_len: int | None = None
-    mem_len: int | None = None
-    repeats: int = 5
-    peers: str | None = None
-    against: Path | None = None
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """The precision of this package and of the textbook form; by default both fp32 and bf16 are timed. here: by
+    default that of the recipe or run."""
+    batch_size: Annotated[int | None, arg(metavar="N")] = None
+    tgt_len: Annotated[int | None, arg(metavar="N")] = None
+    mem_len: Annotated[int | None, arg(metavar="N")] = None
+    """Tokens of memory; sliding: the attention length."""
+    repeats: Annotated[int, arg(metavar="N")] = 5
+    """Turns of each contender; medians are reported."""
+    seconds: float = 1.0
+    """here: minimum duration of one measurement."""
 
-    def __post_init__(self) -> None:
-        numbers = {"batch-size": self.batch_size, "tgt-len": self.tgt_len, "mem-len": self.mem_len}
-        for name, value in (numbers | {"repeats": self.repeats}).items():
-            if value is not None and value < (0 if name == "mem-len" else 1):
-                raise Mistake(f"--{name} must be at least {0 if name == 'mem-len' else 1}, got {value}.")
-        if self.batch_size is not None and self.batch_size > _ROWS:
-            raise Mistake(f"--batch-size must be at most {_ROWS}, got {self.batch_size}.")
+    def refuse(self) -> None:
+        """Raises a Mistake if an option has no effect on the part, or is out of bounds."""
+        takes = TAKES[self.part]
+        for field in fields(self)[1:]:
+            if getattr(self, field.name) != field.default and field.name not in takes:
+                name, *known = (f"--{each.replace('_', '-')}" for each in (field.name, *takes))
+                raise Mistake(f"{name} has no effect on {self.part}, which takes {', '.join(known)}. Leave it out.")
+        problems = Problems()
+        problems.bound(self, "batch_size", least=1, most=math.inf if self.part == "launches" else _ROWS)
+        problems.bound(self, "tgt_len", "repeats", least=1)
+        problems.bound(self, "mem_len", least=0)
+        problems.bound(self, "seconds", above=0, most=3600)
+        problems.refuse()
         if self.against and not (self.against / "benchmarks" / "worker.py").is_file():
             raise Mistake(f"--against must be a checkout of this repository with benchmarks/, got {self.against}.")
 
@@ -63,7 +102,7 @@ class Options:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        return ("fp32", "bf16") if self.precision == "auto" else (self.precision,)
+        return (self.precision,) if self.precision else ("fp32", "bf16")
 
     @property
     def torch_device(self) -> str:
@@ -143,10 +182,9 @@ def hardware(device: str) -> dict[str, Any]:
 def header(part: str, options: Options) -> dict[str, Any]:
     """The first fields of the result of every part."""
     return {
-        "part": part,
         "date": date.today().isoformat(),
         "hardware": hardware(options.torch_device),
-        **asdict(options),
+        **asdict(options) | {"part": part, "size": options.size or "paper"},
         "against": str(options.against or ""),
         "device": options.torch_device,
     }

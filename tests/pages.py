@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tyro
 
-from benchmarks.__main__ import Command
+from benchmarks.options import Options
 from experiments import parts
 from transformer_xl.commands import main as cli
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
@@ -124,7 +124,7 @@ class Page:
         if words[0] == "torchrun":
             words = ["txl", *words[words.index("transformer_xl") + 1 :]]
         if words[0] == "python":
-            tyro.cli(Command, args=words[3:])
+            tyro.cli(Options, args=words[3:])
             return
         with self.patch.context() as patch:
             if words[1] == "train":

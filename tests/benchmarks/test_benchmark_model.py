@@ -185,7 +185,7 @@ def test_different_losses_end_the_benchmark() -> None:
 
 
 def test_losses_show_a_wrong_attention() -> None:
-    model = TransformerXL(Options(size="toy").config().model).eval()
+    model = TransformerXL(Options("train", size="toy").config().model).eval()
     ids, mean_square = text(B, 65), torch.zeros(())
     for change in ("backbone.position_bias", "backbone.layers.0.attention.position.weight"):
         read = []
@@ -236,7 +236,7 @@ def test_a_python_that_cannot_run_a_peer_is_refused_in_one_sentence(tmp_path, ca
     ("words", "told"),
     [
         (["train", "--peers", "nowhere/python"], "--peers must be a Python interpreter"),
-        (["train", "--batch-size", "65"], "--batch-size must be at most 64"),
+        (["train", "--batch-size", "65"], "--batch-size must be at least 1 and at most 64"),
         (["train", "--against", "nowhere"], "--against must be a checkout of this repository"),
         (["train", "--tgt-len", "0"], "--tgt-len must be at least 1"),
         (["train", "--recipe", "text-small"], "must be a recipe that sets vocab_size"),
