@@ -150,6 +150,18 @@ def test_selected_rows_go_on_as_before(kind: dict) -> None:
         torch.testing.assert_close(part, whole[rows])
 
 
+@pytest.mark.parametrize("parts", [((2, [0]), (9, [0, 0])), ((4, [0]), (4, [-2]))], ids=["lengths", "padding"])
+def test_rows_of_several_caches_can_be_joined(parts: Any) -> None:
+    """Padding stays padding, also where all caches have as many positions."""
+    model, call, caches, alone = small_model(), lengths(6, tgt_len=4), [], []
+    ids = [text(len(valid), 4, seed=seed) for seed, (_, valid) in enumerate(parts)]
+    for own, (size, valid) in zip(ids, parts, strict=True):
+        state = empty(model, len(valid), call, valid if any(valid) else None)
+        caches.append(step(model, text(len(valid), size, seed=size), state, call)[1])
+        alone.append(step(model, own, caches[-1].fork(), call)[0])
+    torch.testing.assert_close(step(model, torch.cat(ids), KVCache.cat(caches), call)[0], torch.cat(alone))
+
+
 def test_training_with_a_cache_is_refused() -> None:
     model, call = small_model(), lengths(4)
     with pytest.raises(Mistake, match="no_grad"):

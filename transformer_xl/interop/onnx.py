@@ -51,7 +51,7 @@ class _Joined:
     def __init__(self, kv: Float[Tensor, "B 2 H M K"]):
         self.kv: Tensor = kv
 
-    def append(self, k: Queries, v: Queries) -> tuple[Keys, Keys]:
+    def __call__(self, k: Queries, v: Queries) -> tuple[Keys, Keys]:
         self.kv = torch.cat([self.kv, torch.stack([k, v], 1)], 3)
         keys, values = self.kv.unbind(1)
         return keys, values

@@ -13,12 +13,13 @@ from functools import partial
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..ops.masks import next_multiple
 from .attention import Positions
-from .memory import Memory, reset_counts, reset_tokens
+from .memory import Memory, cat_tokens, reset_counts, reset_tokens
 from .modules import Keys, Past, Queries, Valid, Vectors, as_marks
 
 
@@ -133,6 +134,22 @@ class KVCache:
         return replace(self, buffers=[kv[rows].clone() for kv in self._live()], first=0, valid=valid, tokens=tokens)
 
     select = fork
+
+    @staticmethod
+    def cat(caches: Sequence[KVCache]) -> KVCache:
+        """Join the rows of several caches. Shorter ones are padded in front with positions that do not count, or, with
+        `zero_memory`, with zeros that do."""
+        for cache in caches:
+            cache._check()
+        length = max(cache.length for cache in caches)
+        caches = [cache.grow_to(length) for cache in caches]
+        layers = zip(*(cache._live() for cache in caches), strict=True)
+        buffers = [torch.cat([pad(kv, (0, 0, length - kv.shape[3], 0)) for kv in layer]) for layer in layers]
+        whole = all(cache.valid is None and cache.length == length for cache in caches)
+        valid = None if whole else torch.cat([cache.counts for cache in caches])
+        tokens = cat_tokens([cache.tokens for cache in caches])
+        longest = max(caches, key=lambda cache: cache.reach)
+        return replace(longest, buffers=buffers, length=length, valid=valid, first=0, tokens=tokens)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> KVCache:
         """Empty the marked rows, where a document or episode ended; keep the others. This consumes the cache."""

@@ -87,8 +87,7 @@ class Memory(NamedTuple):
         )
         whole = first.zero_filled or all(m.valid is None and m.length == length for m in memories)
         valid = None if whole else torch.cat([m.counts for m in memories])
-        tokens = [m.tokens for m in memories if m.tokens is not None]
-        return Memory(layers, valid, first.zero_filled, torch.cat(tokens) if tokens else None)
+        return Memory(layers, valid, first.zero_filled, cat_tokens([m.tokens for m in memories]))
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
         """Empty the marked rows, where a document or episode ended; keep the others."""
@@ -122,6 +121,12 @@ def reset_counts(counts: Int[Tensor, " B"], rows: Bool[Tensor, " B"]) -> Int[Ten
 def reset_tokens(tokens: Int[Tensor, "B L"] | None, rows: Bool[Tensor, " B"]) -> Int[Tensor, "B L"] | None:
     """The tokens of a state after the marked rows are emptied."""
     return None if tokens is None else tokens.masked_fill(rows[:, None], -1)
+
+
+def cat_tokens(tokens: Sequence[Int[Tensor, "_ L"] | None]) -> Int[Tensor, "B L"] | None:
+    """The tokens of several states, joined."""
+    given = [each for each in tokens if each is not None]
+    return torch.cat(given) if given else None
 
 
 def _append(old: Tensor, new: Tensor, mem_len: int) -> Tensor:
