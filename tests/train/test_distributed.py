@@ -299,7 +299,7 @@ def test_a_rank_may_prepare_for_longer_than_a_sum_may_take(tmp_path):
         "ranks.LONGEST_SUM = timedelta(seconds=2)\n"
         "with ranks.join_ranks('cpu') as joined:\n"
         "    time.sleep(4 * joined.first)\n"
-        "    joined.wait() if sys.argv[1] == 'wait' else joined.total([1.0])\n"
+        "    joined.wait_for_first() if sys.argv[1] == 'wait' else joined.total([1.0])\n"
     )
     assert launch(2, str(script), "wait").returncode == 0
     assert launch(2, str(script), "total").returncode != 0

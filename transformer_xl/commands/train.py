@@ -121,10 +121,10 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
         if ranks.first:
             stack.enter_context(run.claimed(resume=resume, afresh=afresh))
         else:
-            ranks.wait()  # until rank 0 has prepared the corpus
+            ranks.wait_for_first()  # until it has prepared the corpus
         start = prepare(config, run, origin, ranks, resume=resume)
         if ranks.first:
-            ranks.wait()
+            ranks.wait_for_first()
         check_alike(start.config, start.corpus, run, ranks)  # a mistake of another rank is found here, too
         if ranks.first:
             names = start.config.train.trackers

@@ -28,17 +28,17 @@ from .launcher import launch_warning, rank_and_size, variable
 BEAT, SILENT = 10.0, 120.0
 """Seconds between two counts of a rank, and those without a count after which it is named."""
 LONGEST_SUM, LONGEST_WAIT = timedelta(hours=1), timedelta(weeks=1)
-"""After these a sum over ranks, and a wait for one of them, ends with an error."""
+"""After these a sum over ranks, and the wait for the first, end with an error."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's rank and the number of ranks. Every rank has to call `total`, `gather` and `wait`."""
+    """This process's rank and the number of ranks. Every rank has to call each method that waits."""
 
     rank: int = 0
     size: int = 1
-    patient: dist.ProcessGroup | None = None
-    """The same ranks, for `wait`: the first may prepare a text for longer than other sums may take."""
+    store: Store | None = None
+    """What all ranks read and write; None: there is one rank."""
 
     @property
     def first(self) -> bool:
@@ -67,8 +67,14 @@ class Ranks:
 
     def wait(self) -> None:
         """Wait for all ranks, without a barrier, because a barrier would start NCCL."""
-        if self.size > 1:
-            dist.all_reduce(torch.zeros(1), group=self.patient)
+        self.total([0.0])
+
+    def wait_for_first(self) -> None:
+        """Wait until the first rank calls this, too. It may prepare a text for longer than a sum may take."""
+        if self.store is not None and self.first:
+            self.store.set("first", b"")
+        elif self.store is not None:
+            self.store.wait(["first"], LONGEST_WAIT)
 
 
 def launch_id() -> str:
@@ -103,8 +109,9 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         store = _meet(ranks)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=LONGEST_SUM)
-        ranks = replace(ranks, patient=dist.new_group(backend="gloo", timeout=LONGEST_WAIT))
+        # A copy has a connection of its own, in which a wait blocks nobody else.
         ended, copy = threading.Event(), store.clone()  # type: ignore[attr-defined]
+        ranks = replace(ranks, store=store.clone())  # type: ignore[attr-defined]
         threading.Thread(target=_watch, args=(copy, ranks, ended), daemon=True).start()
         try:
             yield ranks
