@@ -72,7 +72,7 @@ class Ranks:
     def wait_for_first(self) -> None:
         """Wait until the first rank calls this, too. It may prepare a text for longer than a sum may take."""
         if self.store is not None and self.first:
-            self.store.set("first", b"")
+            self.store.set("first", "")
         elif self.store is not None:
             self.store.wait(["first"], LONGEST_WAIT)
 
