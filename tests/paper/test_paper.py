@@ -188,6 +188,7 @@ def test_a_table_is_made_and_used_again_and_other_settings_are_refused(tmp_path:
         ("paper --seeds 4 --again", "--seeds, --again: only for models to train. Give --size too"),
         ("paper table-1 --size small --rows wikitext103-large", "wikitext103-large has no models of size small. Give"),
         ("paper table-1 --size toy --launch nowhere", "nowhere: No such file or directory."),
+        ("paper table-1 --size toy --launch '\"a'", "--launch must be a command, got"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_a_sentence(line: str, sentence: str, capsys):

@@ -102,7 +102,11 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
     from ..runtime.files import remove_folder, write_whole
 
     seeds = list(dict.fromkeys(options.seeds))
-    study = Study(size, options.out, shlex.split(options.launch) or [sys.executable], options.jobs)
+    try:
+        launch = shlex.split(options.launch) or [sys.executable]
+    except ValueError as error:
+        raise Mistake(f"--launch must be a command, got {options.launch!r}: {error}.") from error
+    study = Study(size, options.out, launch, options.jobs)
     rows = exhibit.rows(options.rows, size)
     if exhibit.rows() and not rows:
         others = [other for other in SIZES if exhibit.rows(options.rows, other)]
