@@ -301,7 +301,7 @@ class Step(VectorStep):
                 look_up = partial(_look_up, self.model.ngrams)
                 self._ngrams.append(_capture_graph(look_up, every_row) if self.graph else look_up)
             x = x + _of_all(self._ngrams[0], len(self.counts), tokens, self.rows)
-            self.tokens = tokens[:, 1:]
+            self.tokens: Tensor | None = tokens[:, 1:]
         return x
 
 
