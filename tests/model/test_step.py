@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,9 @@ def test_selected_rows_keep_their_numbers_and_are_reset_alone(engine: None, nati
     model, call = inference_model(**kind) if native else small_model(**kind), lengths(5)
     step, memory = begin(model, text(4, 7), call)
     for rows, ended in (([3, 0, 2], [False, True, False]), ([2, 1], [True, False])):
-        step, memory = step.select(torch.tensor(rows)), memory.select(torch.tensor(rows))
+        whole, step = step, step.select(torch.tensor(rows))
+        assert step._readers is whole._readers, "a CUDA graph would be recorded for each selection"
+        memory = memory.select(torch.tensor(rows))
         step.reset(torch.tensor(ended))
         memory, ids = memory.reset(torch.tensor(ended)), text(len(rows), 9, seed=len(rows))
         expected, memory = follow(model, ids, memory, call)
@@ -315,6 +318,18 @@ def test_a_row_that_is_taken_out_and_put_back_keeps_its_bits(engine: None, nativ
         steps(step, ids[:, :7])
         step.put(1, kept, slot=slot)
         assert torch.equal(steps(step, ids[:, age : age + 20])[1], expected)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@torch.no_grad()
+def test_a_copy_goes_on_alone(engine: None, native: bool) -> None:
+    step, _ = begin(small_model(dtype=torch.float32), text(2, 9), lengths(6))
+    ids = text(2, 12, seed=1)
+    steps(step, ids[:, :3])
+    copied = deepcopy(step)
+    steps(step, ids[:, 6:])
+    other, _ = begin(small_model(dtype=torch.float32), text(2, 9), lengths(6))
+    assert torch.equal(steps(copied, ids[:, 3:6]), steps(other, ids[:, :6])[:, 3:])
 
 
 @torch.no_grad()

@@ -110,6 +110,9 @@ class VectorStep:
         torch.minimum(self.counts.add_(1), self.most, out=self.counts)
         return out
 
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"_readers": []}  # they hold the rings, so a copy makes its own
+
     def reset(self, rows: Bool[Tensor, " B"]) -> None:
         """Empty the marked rows, where a document or episode ended; keep the others."""
         marked = as_marks(rows, self.counts if self.rows is None else self.rows)
@@ -128,6 +131,7 @@ class VectorStep:
         It shares the state of this step: after its calls the other rows are undefined until `put` or `reset`.
         """
         chosen = copy(self)
+        chosen._readers = self._readers
         chosen.rows = rows if self.rows is None else self.rows[rows]
         chosen.tokens = None if self.tokens is None else self.tokens[rows]
         return chosen

@@ -89,7 +89,11 @@ class Completion(BaseModel):
     """Keep what was read and written, so that `previous_response_id` can name it."""
     logit_bias: Annotated[
         dict[Key, Bias] | None,
-        Field(max_length=300, description="at most 300 token ids as decimal numbers, each with one from -100 to 100"),
+        Field(
+            max_length=300,
+            fail_fast=True,
+            description="at most 300 token ids as decimal numbers, each with one from -100 to 100",
+        ),
     ] = None
     """What is added to the log-probabilities of these tokens."""
     user: str | None = None
@@ -131,4 +135,4 @@ class Tokenize(BaseModel):
 
 class Detokenize(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
-    tokens: list[Token]
+    tokens: Annotated[list[Token], Field(fail_fast=True)]
