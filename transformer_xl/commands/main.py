@@ -111,6 +111,8 @@ def parse(name: str, words: list[str]) -> int:
     import tyro
     from tyro.conf import DisallowNone, FlagCreatePairsOff
 
+    from .shared import REGISTRY
+
     settings: list[str] | None = None
     if name in ("train", "convert"):
         settings, words = recipes.split_overrides(words)
@@ -120,7 +122,7 @@ def parse(name: str, words: list[str]) -> int:
         words = spell_out_resume(words)
     try:
         config = (FlagCreatePairsOff, DisallowNone)
-        options = tyro.cli(command_class(name), prog=f"txl {name}", args=words, config=config)
+        options = tyro.cli(command_class(name), prog=f"txl {name}", args=words, config=config, registry=REGISTRY)
     finally:
         sys.stdout.flush()  # tyro prints the help and ends the process
     return (options.run() if settings is None else options.run(settings)) or 0

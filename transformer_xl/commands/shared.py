@@ -1,13 +1,16 @@
-"""The options that several commands have."""
+"""The options that several commands have, and how numbers are read: as the settings are, with the same errors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from tyro.conf import Positional, arg
-from tyro.constructors import PrimitiveConstructorSpec
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from ..config.values import alternatives, fits, from_words, type_text, value_text
+from ..mistake import Mistake
 
 if TYPE_CHECKING:
     from ..analysis.comparison import Comparison
@@ -21,14 +24,7 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Part = Literal["train", "valid", "test", "all"]
 TextPath = Annotated[str | None, arg(metavar="PATH")]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
-NUMBER_OR_NONE = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="N|none",
-    instance_from_str=lambda words: None if words[0].lower() == "none" else int(words[0]),
-    is_instance=lambda value: value is None or isinstance(value, int),
-    str_from_instance=lambda value: [str(value)],
-)
-SizesOrNone = Annotated[tuple[Annotated[int | None, NUMBER_OR_NONE], ...], arg(metavar="N|none ...")]
+SizesOrNone = Annotated[tuple[int | None, ...], arg(metavar="N|none ...")]
 """`none` may be in upper or lower case, as in a recipe's settings."""
 Size = Annotated[int | None, arg(metavar="N")]
 Folder = Annotated[Path | None, arg(metavar="DIR")]
@@ -83,3 +79,32 @@ class ComparisonOptions:
         problems.refuse()
         split = runs[0].text(vocab, self.data, self.split, "test")
         return Comparison(runs, short_names([run.path for run in runs]), vocab, split, figure(vocab.unit, 0.0)[0])
+
+
+REGISTRY = ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """The rule for an option of one number or of a list of numbers. The command checks the bounds."""
+    many = get_origin(option.type) is tuple and Ellipsis in get_args(option.type)
+    each: Any = get_args(option.type)[0] if many else option.type
+    kind = next((kind for kind in (int, float) if kind in alternatives(each)), None)
+    if kind is None:
+        return None
+    hint: Any = option.type if many else kind  # None is only a default: it cannot be typed
+
+    def read(words: list[str]) -> Any:
+        value = from_words(words, hint)
+        values = value if many else [value]
+        if not values or any(isinstance(one, str) for one in values):
+            raise Mistake(f"it must be {type_text(hint)}, got {value_text(value)}")
+        return tuple(values) if many else value
+
+    return PrimitiveConstructorSpec(
+        nargs="*" if many else 1,
+        metavar="FLOAT" if kind is float else "INT",
+        instance_from_str=read,
+        is_instance=lambda value: fits(value, option.type),
+        str_from_instance=lambda value: [*map(str, value)] if many else [str(value)],
+    )
