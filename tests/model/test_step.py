@@ -333,6 +333,13 @@ def test_a_copy_goes_on_alone(engine: None, native: bool) -> None:
 
 
 @torch.no_grad()
+def test_a_step_of_vectors_has_no_tokens_to_grow_old() -> None:
+    model, call = small_model(**VARIANTS["n-grams"]), lengths(6)
+    cache = model.log_probs(text(1, 9), model.empty_cache(1, call), call)[1]
+    assert cache.tokens is not None and VectorStep(model.backbone, cache, call).take(0).tokens is None
+
+
+@torch.no_grad()
 def test_what_it_leaves_to_pytorch(built: Path) -> None:
     def serves(backbone: Any, dtype: torch.dtype = torch.float32, rows: int = 1, device: str = "cpu") -> bool:
         return can_step(backbone, torch.empty(rows, 2, 2, 7, 5, dtype=dtype, device=device))

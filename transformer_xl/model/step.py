@@ -74,7 +74,7 @@ class VectorStep:
         self.backbone: TransformerXLBackbone = backbone
         self.head: Callable[[Tensor], Tensor] | None = head
         self.graph: bool = graph and cache.buffers[0].is_cuda
-        self.tokens: Tensor | None = cache.tokens
+        self.tokens: Tensor | None = None
         self.lengths: Lengths = lengths
         self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
         self.zero_kv: list[Tensor] | None = cache.zero_kv
@@ -284,6 +284,7 @@ class Step(VectorStep):
     def __init__(self, model: TransformerXL, cache: KVCache, lengths: Lengths) -> None:
         assert not model.training, "a Step needs the model that for_inference returns"
         super().__init__(model.backbone, cache, lengths, graph=True, head=model.softmax)
+        self.tokens: Tensor | None = cache.tokens
         self.model: TransformerXL = model
         self._ngrams: list[Callable[[Tensor], Tensor]] = []
         """As `_readers`."""
@@ -304,8 +305,8 @@ class Step(VectorStep):
                 every_row = tokens.new_zeros(len(self.counts), tokens.shape[1])
                 look_up = partial(_look_up, self.model.ngrams)
                 self._ngrams.append(_capture_graph(look_up, every_row) if self.graph else look_up)
-            x = x + _of_all(self._ngrams[0], len(self.counts), tokens, self.rows)
-            self.tokens: Tensor | None = tokens[:, 1:]
+            x = x + _of_all(self._ngrams[0], len(self.counts), tokens, self.rows if self.graph else None)
+            self.tokens = tokens[:, 1:]
         return x
 
 
