@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from ..mistake import Mistake
@@ -37,8 +37,6 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    store: Store | None = None
-    """What all ranks read and write; None: there is one rank."""
 
     @property
     def first(self) -> bool:
@@ -71,10 +69,10 @@ class Ranks:
 
     def wait_for_first(self) -> None:
         """Wait until the first rank calls this, too. It may prepare a text for longer than a sum may take."""
-        if self.store is not None and self.first:
-            self.store.set("first", "")
-        elif self.store is not None:
-            self.store.wait(["first"], LONGEST_WAIT)
+        if self.size > 1:
+            _set_pg_timeout(LONGEST_WAIT)
+            self.wait()
+            _set_pg_timeout(LONGEST_SUM)
 
 
 def launch_id() -> str:
@@ -109,9 +107,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         store = _meet(ranks)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=LONGEST_SUM)
-        # A copy has a connection of its own, in which a wait blocks nobody else.
         ended, copy = threading.Event(), store.clone()  # type: ignore[attr-defined]
-        ranks = replace(ranks, store=store.clone())  # type: ignore[attr-defined]
         threading.Thread(target=_watch, args=(copy, ranks, ended), daemon=True).start()
         try:
             yield ranks
