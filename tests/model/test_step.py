@@ -416,10 +416,11 @@ def test_hooks_are_called_or_refused() -> None:
         VectorStep(model.backbone, cache, call)
 
 
+@pytest.mark.parametrize("kind", [{}, {"gate": "input"}], ids=["native", "torch"])
 @torch.no_grad()
-def test_a_step_is_freed_with_its_last_name() -> None:
+def test_a_step_is_freed_with_its_last_name(kind: dict, built: Path) -> None:
     """Its rings may be large, and Python looks for cycles by the number of objects."""
-    model, call = inference_model(gate="input"), lengths(6)
+    model, call = inference_model(**kind), lengths(6)
     step = VectorStep(model.backbone, model.backbone.empty_memory(1, call), call)
     step(torch.zeros(1, 1, model.config.d_model))
     ring = weakref.ref(step.rings[0])

@@ -90,7 +90,8 @@ def out_of_bounds(
         given = getattr(owner, name)
         for value in given if isinstance(given, tuple) else (given,):
             if value is not None and not (least <= value <= most and above < value < below):
-                yield Problem((name,), f"{{}} must be {must}, got {value}.")
+                finite = "" if isinstance(value, int) or isfinite(value) else " and finite"
+                yield Problem((name,), f"{{}} must be {must}{finite}, got {value}.")
 
 
 class Problems(list[str]):

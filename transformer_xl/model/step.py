@@ -271,7 +271,7 @@ def _is_plain(backbone: TransformerXLBackbone) -> bool:
     if backbone.config.kind != "transformer-xl" or has_hooks(backbone):
         return False
     own = ((layer, DecoderLayer) for layer in backbone.layers)
-    parts = ((layer.attention, RelativeMultiheadAttention) for layer in backbone.layers)
+    parts = ((getattr(layer, "attention", layer), RelativeMultiheadAttention) for layer in backbone.layers)
     return all(type(module) is kind and not has_hooks(module) for module, kind in (*own, *parts))
 
 

@@ -136,7 +136,7 @@ async def completions(request: Request, asked: Completion) -> Response:
     watcher = asyncio.create_task(_cancel_if_gone(request, whole))
     try:
         content = await whole
-    except asyncio.CancelledError:  # the client has gone
+    except asyncio.CancelledError:  # the client has gone, or the server ends
         answer.close()
         return Response(status_code=499)
     except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import socket
@@ -12,11 +13,23 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .answers import Service
 
-CONNECTIONS = 512
-"""With so many, requests are answered 503."""
+CONNECTIONS, SPARE = 512, 128
+"""Those beyond are closed; and the files that they leave to the rest of the process."""
+
+
+class Connection(H11Protocol):
+    """A connection of uvicorn's that is closed if there are too many: idle ones would use up all files."""
+
+    most: int = CONNECTIONS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.close()
 
 
 class Server(uvicorn.Server):
@@ -40,8 +53,7 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
         logging.getLogger(name).setLevel(logging.ERROR)  # what clients do wrong is told to them
     config = uvicorn.Config(
         app,
-        http="h11",
-        limit_concurrency=CONNECTIONS,
+        http=type("LimitedConnection", (Connection,), {"most": connection_limit()}),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -49,7 +61,8 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
         server_header=False,
         proxy_headers=bool(trusted),
         forwarded_allow_ips=list(trusted),
-        timeout_graceful_shutdown=round(grace),
+        backlog=SPARE // 4,  # so many are accepted before the first of them can be closed
+        timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # asyncio takes fractions
         timeout_notify=10,
         callback_notify=partial(run_in_threadpool, tidy, app.state.service),
     )
@@ -61,6 +74,16 @@ def tidy(service: Service) -> None:
     service.sessions.trim()
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)  # glibc keeps it otherwise
+
+
+def connection_limit() -> int:
+    """How many connections can be open in this process."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return CONNECTIONS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, files - SPARE))
 
 
 def listen(host: str, port: int) -> socket.socket:
