@@ -156,3 +156,9 @@ def test_the_equations_page_names_code_that_exists():
     for file, name in named:
         module = import_module("transformer_xl." + file.removesuffix(".py").replace("/", "."))
         assert attrgetter(name)(module), f"{file}: {name}"
+
+
+def test_nothing_asks_pip_for_this_package_by_name():
+    """It is not published, so `pip install transformer-xl[...]` fails; from a clone `-e ".[...]"` works."""
+    pages = [*(ROOT / "transformer_xl").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    assert [str(page) for page in pages if "transformer-xl[" in page.read_text(encoding="utf-8")] == []

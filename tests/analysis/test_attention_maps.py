@@ -238,6 +238,8 @@ def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, star
     assert seen.ids.tolist() == ids[position + 1 - count : position + 1].tolist()
     assert seen.top().sum(-1).tolist() == [[-(-(count - 1) // 5)] * 2] * 2 and seen.top().shape[-1] == count - 1
     assert seen.targets.tolist() == ids[position : position + 3].tolist()
+    memory_seen, top = seen.probability[..., :-1], seen.top()
+    assert (memory_seen.min(-1, where=top, initial=1) >= memory_seen.max(-1, where=~top, initial=0)).all()
     np.testing.assert_allclose(seen.probability.sum(-1), 1)
     for layer, (maps, _) in enumerate(found):
         np.testing.assert_allclose(seen.probability[layer], maps.probability[0, 0, :, 0, :count].flip(-1), atol=1e-12)

@@ -47,6 +47,7 @@ def test_results_are_those_of_the_headers():
     for name, file in files.items():
         header, known = file.read_text().split("\n\n")[0], results.get(name, {})
         assert known.keys() <= {"published", "own"}
+        assert f"txl train {name}" in header and " · " in header.splitlines()[0]
         assert (" · published: " in header.splitlines()[0]) == ("published" in known), name
         if "published" in known:
             figure, unit = known["published"].split()

@@ -188,6 +188,9 @@ class TestFiles:
             file.with_suffix(".idx").write_bytes(content)
             with pytest.raises(Mistake, match=r"a\.idx must (be|describe)"):
                 opened(file)
+        os.truncate(write_megatron(file, [[1, 2, 3]] * 40, 8), 200)
+        with pytest.raises(Mistake, match=r"a\.idx must describe"):
+            opened(file)
 
     @pytest.mark.parametrize("magic", [20240520, 20240801])
     def test_a_header_of_llm_c_gives_the_type(self, tmp_path: Path, magic: int) -> None:

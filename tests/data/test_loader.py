@@ -49,7 +49,7 @@ def test_joined_streams_are_the_corpus(n: int, batch_size: int, tgt_len: int) ->
     assert [i for ids, _ in rows for i in ids] == list(range(n - 1))
     assert [i for _, targets in rows for i in targets] == list(range(1, n))
     sizes = [len(targets) for _, targets in rows]
-    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
     assert loader.targets == sum(sizes) == n - 1
     assert len(loader) == -(-max(sizes) // tgt_len)
 
@@ -61,7 +61,9 @@ documents = st.lists(st.integers(1, 30), min_size=1, max_size=25).filter(lambda 
 def test_each_document_starts_a_segment_with_reset(sizes: list[int], batch_size: int, tgt_len: int) -> None:
     ids, starts = np.arange(sum(sizes)), np.cumsum([0, *sizes[:-1]])
     loader = StreamLoader(Split(ids, starts, "train"), batch_size=batch_size, tgt_len=tgt_len)
-    targets = [i for _, row in read_rows(loader) for i in row]
+    rows = [row for _, row in read_rows(loader)]
+    targets = [i for row in rows for i in row]
+    assert all(row == sorted(row) for row in rows)
     assert sorted(targets) == sorted(set(ids.tolist()) - set(starts.tolist()))
     assert loader.targets == len(targets) == sum(sizes) - len(sizes)
     begun = []
@@ -158,7 +160,7 @@ def test_streams_read_shifted_copies_as_one_text_and_resume_by_index() -> None:
     text = np.arange(20)
     loader = StreamLoader(text, batch_size=2, tgt_len=3, passes=3, seed=5)
     whole = shifted_copies(text, 3, 5)[0:60].tolist()
-    assert loader.targets == 59
+    assert loader.targets == 59 and [sorted(whole[at : at + 20]) for at in (0, 20, 40)] == 3 * [text.tolist()]
     read = [[], []]
     for segment in loader:
         for row, targets in zip(read, segment.targets.tolist(), strict=True):

@@ -192,7 +192,7 @@ def test_a_change_of_the_model_changes_its_scores():
 def test_the_least_and_the_most_that_generating_takes():
     model = language_model()
     assert "\n" not in language_model(WORDS).generate("a", forbid=("<eos>",), max_tokens=9)  # id 0
-    assert model.generate(b"\xe7", max_tokens=0) == ""
+    assert model.generate(b"\xe7", max_tokens=0) == "" and model.generate([]) == []
     raw = "\U0001f600".encode()  # of four bytes
     assert model.generate(raw[:3], bias=((raw[3], 999.0),), max_tokens=1) == "\U0001f600"
     assert model.generate("a", temperature=1e-308, max_tokens=1)

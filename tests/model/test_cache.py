@@ -99,6 +99,9 @@ def test_a_cache_grows_by_zeros_that_count_as_a_memory_does() -> None:
     cache = step(model, before, empty(model, 2, lengths(3)), lengths(3))[1]
     expected = step(model, after, memory, lengths(9))[0]
     torch.testing.assert_close(step(model, after, cache.fork(), lengths(9))[0], expected)
+    both = [step(model, before[row, None], empty(model, 1, lengths(n)), lengths(n))[1] for row, n in enumerate((3, 5))]
+    alone = [step(model, row[None], part.fork(), lengths(5))[0] for row, part in zip(after, both, strict=True)]
+    torch.testing.assert_close(step(model, after, KVCache.cat(both), lengths(5))[0], torch.cat(alone))
     one = VectorStep(model.backbone, cache, lengths(9))
     torch.testing.assert_close(one(model.embedding(after[:, :1])), expected[:, 0])
 
@@ -122,7 +125,7 @@ def test_a_call_consumes_the_cache_and_a_fork_is_independent() -> None:
     twin = before.fork(torch.tensor([2, 0]))
     out, after = step(model, text(3, 3, seed=1), before, call)
     marks = torch.tensor([True, False, False])
-    reuses = (before.fork, lambda: before.reset(marks))
+    reuses = (before.fork, lambda: before.reset(marks), lambda: KVCache.cat([before, before]))
     for use in (lambda: step(model, text(3, 3, seed=1), before, call), *reuses):
         with pytest.raises(RuntimeError, match="fork"):
             use()

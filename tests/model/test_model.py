@@ -61,6 +61,7 @@ def test_the_objective_is_the_mean_of_what_is_scored(variant: dict) -> None:
     log_probs, _ = model.log_probs(ids, None, lengths(5))
     expected = -log_probs.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * (targets >= 0)
     torch.testing.assert_close(nll, expected, check_dtype=False)
+    assert all(x.untyped_storage().nbytes() == x.nbytes for x in memory.layers), "a view would keep the whole segment"
     mean, losses, after = Objective(model)(ids, targets, None, lengths(5))
     torch.testing.assert_close(losses, nll)
     torch.testing.assert_close(mean, nll[targets >= 0].mean())

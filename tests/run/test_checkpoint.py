@@ -72,7 +72,7 @@ def snapshot(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn", "complex64"])
+@pytest.mark.parametrize("kind", ["int8", "int64", "bool", "uint8", "float8_e4m3fn", "complex64"])
 def test_weights_that_are_no_weights_are_refused(tmp_path, model, kind):
     """They would be cast; quantised weights would load without their scales."""
     folder = altered(save(tmp_path, model, 3))
@@ -270,7 +270,9 @@ def test_sizes_beyond_the_stored_weights_are_refused_before_memory_is_taken(tmp_
 
 
 def test_a_checkpoint_under_another_name_is_no_other_step(tmp_path, model):
-    folder = save(tmp_path, model, 3, training=TrainingState(3))
+    training = TrainingState(3, {"lr": 0.1 + 0.2, "best_loss": float("inf")})
+    folder = save(tmp_path, model, 3, training=training)
+    assert load_training(folder) == training
     folder.with_name("step_00000099").symlink_to(folder)
     assert Run(tmp_path).step == 3
     with pytest.raises(Mistake, match="must have the name step_00000003"):

@@ -40,6 +40,9 @@ def test_a_locked_mask_is_the_same_at_all_positions(p, seed):
     assert not torch.equal(out[0], out[1])
     assert torch.equal(Dropout(0.0, locked=True)(out), out)
     assert torch.equal(Dropout(p, locked=True).eval()(out), out)
+    forward = small_model(train=True, locked_dropout=True, dropout=p).backbone.layers[0].feed_forward
+    same = forward(torch.randn(2, 1, 14, dtype=torch.float64).expand(2, 5, 14))
+    torch.testing.assert_close(same, same[:, :1].expand_as(same))
 
 
 @pytest.mark.parametrize("p", [0.15, 0.3])

@@ -69,13 +69,14 @@ class Train:
             if self.recipe is None:
                 from ..data.choose import choose_recipe
 
-                vocab = None
+                init = None
                 if self.init is not None:
                     from ..interop.hub import local
-                    from ..run.checkpoint import find_checkpoint, load_vocab
+                    from ..run.checkpoint import find_checkpoint, load_config, load_vocab
 
-                    vocab = load_vocab(find_checkpoint(local(self.init)))
-                recipe, defaults, why = choose_recipe(self.data or "", overrides, vocab)
+                    source = find_checkpoint(local(self.init))
+                    init = load_vocab(source), load_config(source).corpus
+                recipe, defaults, why = choose_recipe(self.data or "", overrides, init)
             note = None if rank_and_size()[0] == 0 else recipes.unsaid
             config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data, note=note)
         if self.print_config and rank_and_size()[0] > 0:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name, unsaid
+from ..config.settings import CorpusConfig
 from ..mistake import Mistake, listing
 from .corpora.published import DATASETS
-from .datasets import missing_corpus, open_corpus, store_of
+from .datasets import inherited, missing_corpus, open_corpus, store_of
 from .header import Header
 from .reading import expand_home
 from .vocab import Vocab
@@ -41,9 +42,11 @@ class ChosenRecipe(NamedTuple):
     """The choice, its reason and how to make another, in one sentence."""
 
 
-def choose_recipe(data: str, overrides: Sequence[str] = (), vocab: Vocab | None = None) -> ChosenRecipe:
+def choose_recipe(
+    data: str, overrides: Sequence[str] = (), init: tuple[Vocab, CorpusConfig] | None = None
+) -> ChosenRecipe:
     """The recipe for `data`, the name of a corpus or the path of a text. The user's corpus.unit decides for a text, or
-    else the unit of `vocab`, the vocabulary of the model to start from.
+    else that of `init`: the vocabulary and the settings of the model to start from.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.
@@ -58,11 +61,14 @@ def choose_recipe(data: str, overrides: Sequence[str] = (), vocab: Vocab | None 
     elif not path.exists():
         raise missing_corpus(data)
     else:
-        unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else vocab.unit if vocab else "byte")
+        unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else init[0].unit if init else "byte")
         words = ["--corpus.unit", unit]
     usual = WORDS if unit in ("word", "bpe") else BYTES
-    config = load_recipe(usual, [*words, *overrides], data=data, note=unsaid).corpus
-    corpus = open_corpus(config, vocab, extend=config.extend_vocab and vocab is not None)
+    run = load_recipe(usual, [*words, *overrides], data=data, note=unsaid)
+    config, vocab = run.corpus, Vocab.of_ids(run.model.vocab_size) if unit == "id" and run.model.vocab_size else None
+    if init is not None and init[0].unit == unit:  # other units are refused later
+        vocab, config = init[0], inherited(config, *init)
+    corpus = open_corpus(config, vocab, extend=config.extend_vocab and init is not None)
     splits = corpus.header.splits
     if unit == "id" and "test" not in splits:
         words.append("--eval.split=valid")

@@ -80,7 +80,19 @@ def missing_corpus(name: str) -> FileNotFoundError:
     """The error for a name that is neither a corpus nor a text."""
     return FileNotFoundError(
         f"The corpus (--data) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
-        f"{name}.{did_you_mean(name, DATASETS)}"
+        f"{name}.{'' if expand_home(name).suffix else did_you_mean(name, DATASETS)}"
+    )
+
+
+def inherited(config: CorpusConfig, vocab: Vocab, theirs: CorpusConfig) -> CorpusConfig:
+    """`config` for a model that goes on from one with this vocabulary, which was trained with the settings `theirs`."""
+    return replace(
+        config,
+        unit=vocab.unit,
+        newlines=vocab.newlines,
+        document_end=config.document_end or theirs.document_end,
+        bpe_size=theirs.bpe_size,
+        min_count=config.min_count if config.extend_vocab else theirs.min_count,
     )
 
 

@@ -229,8 +229,8 @@ def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
         reason = _why_no_text(file, opened.read(_HEAD))
     if reason:
         raise Mistake(
-            f"{file} must be text, and is {reason}. Write its text as .txt or JSON lines (.jsonl), or give it the "
-            "suffix of its format (.gz, .xz, .bz2, .parquet, .arrow, .npy)."
+            f"{file} must be text, and is {reason}. Write its text as .txt or JSON lines (.jsonl), give it the suffix "
+            'of its format (.gz, .xz, .bz2, .parquet, .arrow), or take corpus.unit = "id" for ids (.npy).'
         )
     for _ in documents(Span(file, column=column)) if is_jsonl(file) else ():
         pass  # refuses a line without text

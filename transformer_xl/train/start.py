@@ -19,7 +19,7 @@ from ..config.recipe import Setting, text_name
 from ..config.settings import RunConfig
 from ..config.values import value_text
 from ..data.corpus import Corpus
-from ..data.datasets import open_corpus
+from ..data.datasets import inherited, open_corpus
 from ..data.vocab import Vocab
 from ..evaluation.score import EvalResult
 from ..evaluation.splits import score_split
@@ -147,10 +147,7 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     theirs = load_config(source)
     kept = {name: getattr(config.model, name) for name in _DROPOUTS}
     extends = config.corpus.extend_vocab
-    counted = {"bpe_size": theirs.corpus.bpe_size}
-    counted |= {"min_count": config.corpus.min_count if extends else theirs.corpus.min_count}
-    end = config.corpus.document_end or theirs.corpus.document_end
-    corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, document_end=end, **counted)
+    corpus = inherited(config.corpus, vocab, theirs.corpus)
     if extends:
         kept["vocab_size"] = 0
     if config.corpus.document_end:
