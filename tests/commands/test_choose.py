@@ -14,11 +14,13 @@ from tiny_runs import TINY, printed, refused
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
+from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data import choose
 from transformer_xl.data.choose import LEAST_STEPS, PASSES, choose_recipe
 from transformer_xl.data.corpora.published import DATASETS
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.datasets import open_corpus
+from transformer_xl.data.datasets import inherited, open_corpus
+from transformer_xl.data.vocab import Vocab
 
 CODE = Path(os.__file__).read_bytes()[:20_000]
 
@@ -50,6 +52,16 @@ def test_a_text_is_read_as_bytes_unless_the_user_names_a_unit(unit: str | None, 
         config = load_recipe("mine.toml")
         assert (config.corpus.unit, config.train.max_steps) == (unit or "byte", 7)
         assert "`txl train RECIPE --data 'a text.txt'` takes another" in shown
+
+
+def test_a_text_for_a_known_vocabulary_is_tokenised_once(home: Path, monkeypatch):
+    monkeypatch.setenv("TXL_HOME", str(home / "cache"))
+    Path("text.txt").write_bytes(prose(2_000))
+    theirs = CorpusConfig(unit="word", min_count=7, document_end="w1")
+    vocab = Vocab.build("word", [prose(2_000)], min_count=7)
+    choose_recipe("text.txt", [], (vocab, theirs))
+    open_corpus(inherited(CorpusConfig(name="text.txt"), vocab, theirs), vocab)
+    assert len(list(Path("cache/texts").glob("text-*"))) == 1
 
 
 @pytest.mark.parametrize("unit", ["byte", "char", "word", "bpe"])

@@ -264,14 +264,15 @@ def position_attention(
     first = max(position - context_len, start)
     reach = layers * (lengths.mem_len + lengths.tgt_len) + (0 if model.ngrams is None else model.ngrams.reach)
     begin = start + max(first - reach - start, 0) // lengths.tgt_len * lengths.tgt_len
-    targets, most = len(text) - position, lengths.mem_len + context_len
+    targets, most = len(text) - position, min(lengths.mem_len + context_len, position - start)
     by_distance = np.zeros((targets, layers, model.config.n_head, most + targets))
 
     def add(maps: Maps) -> None:
         queries = maps.probability[0, 0].double().cpu().numpy().swapaxes(0, 1)
         for query, probability in enumerate(queries, first + maps.first - position):
             if query >= 0:
-                by_distance[query, maps.layer, :, : probability.shape[-1]] = probability
+                known = probability[:, : most + targets]  # beyond are zeros of `zero_memory`
+                by_distance[query, maps.layer, :, : known.shape[1]] = known
 
     memory = reader.empty_memory(1, lengths)
     with autocast(precision, device):

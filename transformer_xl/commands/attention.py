@@ -39,8 +39,8 @@ class Attention:
     heads: Annotated[tuple[str, ...], arg(metavar="LAYER.HEAD ...")] = ()
     """Heads to draw, counted from 1; by default the three with the greatest mean distance."""
     positions: Sizes = ()
-    """Draw the attention of these positions, from 1 (0 is the first token, which sees only itself); by default of the
-    middle one."""
+    """Save the attention of these positions, from 1 (0 is the first token, which sees only itself), and draw it for a
+    run with a memory; by default of the middle one."""
     out: Folder = None
     """The folder for the pictures; by default RUN/attention."""
     device: str = "auto"
