@@ -110,7 +110,7 @@ class VectorStep:
         torch.minimum(self.counts.add_(1), self.most, out=self.counts)
         return out
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_readers": []}  # they hold the rings, so a copy makes its own
 
     def reset(self, rows: Bool[Tensor, " B"]) -> None:
