@@ -248,9 +248,9 @@ def test_a_temperature_applies_to_the_whole_distribution(variant, temperature, m
         torch.testing.assert_close(Tempered(model, temperature)(ids, targets, None, LENGTHS)[0], nll)
 
 
-@pytest.mark.parametrize("temperature", [0.0, math.nan])
+@pytest.mark.parametrize("temperature", [0.0, math.nan, math.inf])
 def test_an_invalid_temperature_is_refused(temperature):
-    with pytest.raises(ValueError, match="temperature must be above 0, got"):
+    with pytest.raises(ValueError, match="temperature must be above 0( and finite)?, got"):
         Tempered(small_model(), temperature)
 
 

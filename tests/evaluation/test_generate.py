@@ -142,7 +142,7 @@ def test_nan_probabilities_raise_an_error():
     ("wrong", "sentence"),
     [
         ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
-        ({"temperature": float("nan")}, "temperature must be at least 0, got nan"),
+        ({"temperature": float("nan")}, "temperature must be at least 0 and finite, got nan"),
         ({"top_k": -1}, "top_k must be at least 0, got -1"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0"),
