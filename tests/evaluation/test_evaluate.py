@@ -250,7 +250,7 @@ def test_a_temperature_applies_to_the_whole_distribution(variant, temperature, m
 
 @pytest.mark.parametrize("temperature", [0.0, math.nan, math.inf])
 def test_an_invalid_temperature_is_refused(temperature):
-    with pytest.raises(ValueError, match="temperature must be above 0( and finite)?, got"):
+    with pytest.raises(ValueError, match=r"temperature must be above 0( and finite)?, got"):
         Tempered(small_model(), temperature)
 
 
