@@ -1,5 +1,5 @@
-"""The checker behind `--jaxtyping-packages`: beartype, for which an int is a float, a `SymInt` an int and
-anything a stream."""
+"""The checker behind `--jaxtyping-packages`. It is beartype that takes an int as a float, a `SymInt` as an int, and
+anything as a stream."""
 
 from typing import TextIO
 

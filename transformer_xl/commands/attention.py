@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,9 @@ from ..runtime.terminal import report_progress, show_table
 from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath, check_folder
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Int
+
     from ..analysis.attention import AverageAttention, Head
 
 NOTABLE = 3
@@ -80,19 +84,10 @@ class Attention:
         trained.refuse_diverged(average.sums, average.entropy)
         looks = []
         for position in positions:
-            start = int(documents[documents <= position].max())  # the document of the position: from here
-            end = min([len(ids), *documents[documents > position].tolist()])  # to here
-            look = attention.position_attention(
-                loaded.model,
-                ids,
-                position,
-                lengths,
-                count=min(TARGETS, end - position) if lengths.mem_len else 1,
-                context_len=again,
-                precision=precision,
-                start=start,
-            )
-            looks.append(look)
+            start, end = _document_of(position, documents, len(ids))
+            count = min(TARGETS, end - position) if lengths.mem_len else 1
+            see = partial(attention.position_attention, count=count, context_len=again, start=start)
+            looks.append(see(loaded.model, ids, position, lengths, precision=precision))
         chosen = named or average.widest(NOTABLE)
         facts: dict[str, object] = {"run": str(trained.path), **split.about, "queries": average.queries}
         facts |= {"precision": precision, "lengths": asdict(lengths), **heads.head_facts(average)}
@@ -108,6 +103,11 @@ class Attention:
         else:
             _show(average, split.title)
             print(f"{'Pictures and arrays' if paths else 'Arrays'} are in {folder}.")
+
+
+def _document_of(position: int, starts: Int[np.ndarray, " D"], length: int) -> tuple[int, int]:
+    """Where the document of a position begins, and where it ends in a text of this length."""
+    return int(starts[starts <= position].max()), min([length, *starts[starts > position].tolist()])
 
 
 def _head(name: str, config: TransformerXLConfig) -> Head:

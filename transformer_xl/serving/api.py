@@ -244,7 +244,7 @@ def _form_error(request: Request, error: RequestValidationError) -> Response:
     """One sentence for the first field that is wrong."""
     first = error.errors()[0]
     name, message = next(iter(first["loc"][1:]), 0), first["msg"]
-    if isinstance(name, int):  # a place in the body
+    if isinstance(name, int):  # the position of what is no JSON, or no field at all
         form = "one JSON object of fields, with the header Content-Type: application/json"
         return _refused(request, Refused(400, f"The body must be {form} ({message})."))
     got = "" if first["type"] == "missing" else f", got {shortened(repr(first['input']))}"
