@@ -404,6 +404,16 @@ def test_a_mistake_of_ours_is_a_500_with_a_traceback_in_the_log(live, part, monk
     live.post(prompt="a")
 
 
+def test_a_mistake_after_a_prompt_was_read_is_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.service.engine, "_begin", fail)
+        live.post(prompt="abc", status=500)
+    live.post(prompt="abc")
+
+
 def test_metrics_count(live: Live) -> None:
     live.post(prompt="abc", max_tokens=5)
     found = dict(line.split() for line in live.client.get("/metrics").text.splitlines())

@@ -198,11 +198,11 @@ class Engine:
             reading.state = self._read_segment(job, window, reading.state)
             reading.done += len(ids) - 1
             self.counts["tokens_read"] += len(ids) - 1
-        self._reading.next()
         if reading.done < end:
-            self._reading.add(reading)
+            self._reading.add(self._reading.next())
         else:
             self._begin(job, reading.state.fork())
+            self._reading.next()  # only now: a job that is nowhere would never hear of an error
         self._lead = time.perf_counter() - started
 
     def _state(self, job: Job) -> KVCache:
