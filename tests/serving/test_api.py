@@ -366,7 +366,11 @@ def test_nothing_is_read_before_the_token() -> None:
 
 def test_a_full_queue_asks_to_wait() -> None:
     with live_server(language_model(), start=False, most=4) as live:
-        answer = live.client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
+        error = live.post(prompt=["a", "b", "c"], status=400)["error"]  # never: also alone it is too much
+        assert error["message"] == "prompt must hold at most 2 texts, got 3."
+        with suppress(httpx.ReadTimeout):
+            live.client.post("/v1/completions", json={"prompt": "a", "stream": True}, timeout=0.5)
+        answer = live.client.post("/v1/completions", json={"prompt": ["a", "b"]})
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) == 10
         assert answer.json()["error"]["type"] == "rate_limit_error"
 
@@ -468,6 +472,7 @@ def test_the_command_refuses_in_sentences(tmp_path: Path, capsys: pytest.Capture
             ([f"--port={port}"], "in use"),
             (["--port=70000"], "--port must be"),
             (["--rows=0"], "--rows must be"),
+            (["--queue=1"], "--queue must be at least 2"),
             (["--mem-len=0"], "--mem-len must be at least 1"),
             (["--token", " "], "not blank"),
             (["--host", "nowhere.invalid"], "nowhere.invalid"),

@@ -70,7 +70,8 @@ class Serve:
         problems = trained.problems
         problems.bound(self, "port", least=0, most=65_535)
         problems.bound(self, "rows", least=1, most=1024)
-        problems.bound(self, "queue", "max_prompt", "max_tokens", least=1, most=1 << 24)
+        problems.bound(self, "queue", least=2, most=1 << 24)
+        problems.bound(self, "max_prompt", "max_tokens", least=1, most=1 << 24)
         problems.bound(self, "session_mb", "grace", least=0, most=1 << 24)
         problems.bound(self, "session_minutes", above=0, most=1 << 24)
         found = trained.lengths(self)

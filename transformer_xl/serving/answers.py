@@ -75,6 +75,8 @@ class Service:
         most = self.limits.max_tokens
         if asked.max_tokens > most:
             raise Refused(400, f"max_tokens must be at most {most:,}.", "max_tokens")
+        if len(asked.prompts) > (most := self.engine.most // 2):  # what a client alone may have, see `has_room`
+            raise Refused(400, f"prompt must hold at most {most:,} texts, got {len(asked.prompts):,}.", "prompt")
         past = self._past(asked, owner)
         lengths = self._lengths(asked, past)
         prompts = [self._prompt(given, past, asked.echo) for given in asked.prompts]
