@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..mistake import shortened
@@ -38,9 +39,10 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         names: of the server, besides localhost and its addresses.
     """
     most = service.limits.body_bytes
-    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, redirect_slashes=False, max_body_size=most)
+    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
-    app.add_middleware(Gate, tokens=tokens, names={"localhost", *names})
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=most)  # it would replace what the gate says
+    app.add_middleware(Gate, tokens=tokens, names={"localhost", *names}, most=most)
     answers = {Refused: _refused, HTTPException: _http_error, RequestValidationError: _form_error, Exception: _mistake}
     for kind, answer in answers.items():
         app.add_exception_handler(kind, answer)
@@ -59,17 +61,21 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
 
 @dataclass
 class Gate:
-    """What is looked at before anything of a body is read: the name of the server, the token, and who asks."""
+    """What is looked at before anything of a body is read: the name of the server, the token, the length of the body,
+    and who asks."""
 
     app: ASGIApp
     tokens: Sequence[str]
     names: set[str]
+    most: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         try:
             self._check_name(request.headers.get("host", ""))
             request.state.owner = "" if scope["path"] in OPEN else self._owner(request.headers)
+            if int(request.headers.get("content-length", 0)) > self.most:
+                raise Refused(413, f"The body must be at most {self.most:,} bytes.")
         except Refused as error:
             await _refused(request, error)(scope, receive, send)
             return
