@@ -432,6 +432,8 @@ def test_the_page_loads_nothing_from_elsewhere(live: Live) -> None:
     assert "Content-Security-Policy" in live.client.get("/").text
     paths = live.client.get("/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/models", "/tokenize"} <= paths.keys()
+    assert all("422" not in route["responses"] for methods in paths.values() for route in methods.values())
+    assert [*paths["/metrics"]["get"]["responses"]["200"]["content"]] == ["text/plain"]
     [about] = live.client.get("/v1/models").json()["data"]
     assert live.client.get(f"/v1/models/{about['id']}").json() == about
     assert live.client.get("/v1/models/another").json()["error"]["type"] == "not_found_error"

@@ -39,7 +39,9 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         names: of the server, besides localhost and its addresses.
     """
     most = service.limits.body_bytes
-    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, redirect_slashes=False)
+    refused = {"4XX": {"description": "an error in OpenAI's form"}}  # otherwise FastAPI promises its own form, with 422
+    options: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False, "responses": refused}
+    app = FastAPI(title="transformer-xl", **options)
     app.state.service = service
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=most)  # it would replace what the gate says
     app.add_middleware(Gate, tokens=tokens, names={"localhost", *names}, most=most)
@@ -49,7 +51,7 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
     app.add_api_route("/v1/models", models)
     app.add_api_route("/v1/models/{name:path}", model_named)
     app.add_api_route("/tokenizer_info", tokenizer_info)
-    app.add_api_route("/metrics", metrics)
+    app.add_api_route("/metrics", metrics, response_class=PlainTextResponse)
     app.add_route("/health", health)
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/tokenize", tokenize, methods=["POST"])
