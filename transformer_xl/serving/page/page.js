@@ -129,7 +129,7 @@ function add(name, logProb, top, offset) {
   const token = { name, text: readable(name), logProb, top: top || {}, written, offset };
   const span = document.createElement("span");
   span.textContent = token.text === "\n" ? "↵\n" : token.text;
-  if (byWords()) span.textContent += token.text === "<eos>" ? "\n" : " ";
+  if (apart()) span.textContent += token.text === "<eos>" ? "\n" : " ";
   span.className = written ? "new" : "";
   span.setAttribute("role", "option");
   span.dataset.index = tokens.length;
@@ -139,7 +139,7 @@ function add(name, logProb, top, offset) {
   byId("tokens").append(span);
 }
 
-function byWords() { return / words/.test(byId("about").textContent); }
+function apart() { return / (words|ids),/.test(byId("about").textContent); } // tokens with spaces between them
 
 function finish(asked) {
   const scored = tokens.filter((token) => !token.written && token.logProb !== null);
@@ -190,11 +190,11 @@ function showDetail(token) {
   byId("detail").replaceChildren(title, table);
 }
 
-// The text up to the chosen token, then another one. Words are joined; other tokens may be parts of characters.
+// The text up to the chosen token, then another one. Words and ids are joined; other tokens may be parts of characters.
 function replaceWith(name) {
   const words = [...tokens.slice(0, chosen).map((token) => token.text), name];
   const before = [...whole].slice(0, tokens[chosen].offset).join("");
-  byId("prompt").value = byWords() ? words.join(" ") : before + name;
+  byId("prompt").value = apart() ? words.join(" ") : before + name;
   run(true);
 }
 
