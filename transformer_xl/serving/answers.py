@@ -84,7 +84,7 @@ class Service:
         values = asked.values(len(prompts), sum(len(prompt.ids) for prompt in prompts))
         if values > self.limits.values:
             message = f"The answer must hold at most {self.limits.values:,} values, and could hold {values:,}: "
-            raise Refused(400, message + "(tokens of prompt, with echo, + max_tokens) x n x (logprobs + 1).")
+            raise Refused(400, message + "(tokens of prompts, with echo, + prompts x max_tokens) x n x (logprobs + 1).")
         return Answer(self, asked, prompts, past, lengths, owner, client, values)
 
     def hold(self, client: str, values: int) -> None:
