@@ -39,9 +39,9 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         names: of the server, besides localhost and its addresses.
     """
     most = service.limits.body_bytes
-    refused = {"4XX": {"description": "an error in OpenAI's form"}}  # otherwise FastAPI promises its own form, with 422
-    options: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False, "responses": refused}
-    app = FastAPI(title="transformer-xl", **options)
+    # without this, openapi.json promises errors in FastAPI's form, with status 422
+    refused: dict[int | str, Any] = {"4XX": {"description": "an error in OpenAI's form"}}
+    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, redirect_slashes=False, responses=refused)
     app.state.service = service
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=most)  # it would replace what the gate says
     app.add_middleware(Gate, tokens=tokens, names={"localhost", *names}, most=most)
