@@ -66,6 +66,7 @@ class Train:
             config = resumed_settings(Run(folder), overrides, **given)
         else:
             defaults: Sequence[str] = ()
+            default_run(self.recipe, self.data)  # refuses neither of them, also with --out
             if self.recipe is None:
                 from ..data.choose import choose_recipe
 

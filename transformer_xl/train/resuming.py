@@ -34,7 +34,7 @@ def resumed_settings(
     """
     file, facts = run.path / "config.toml", run.facts()
     asked, began = recipe and recipe_identity(recipe), facts.get("recipe", "")
-    if not file.exists():
+    if not file.exists() and run.latest is None:
         raise FileNotFoundError(f"{run.path} holds no run to resume. Leave out --resume to start one there.")
     own = run.settings()
     config, changes = changed_settings(own, overrides)
