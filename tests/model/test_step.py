@@ -396,6 +396,20 @@ def test_a_number_that_is_not_finite_shows(built: Path) -> None:
     assert step(torch.randn(2, 1, 14)).isnan().any(1).tolist() == [False, True]
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook:UserWarning")  # of a projection of sinusoids
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_hook_keeps_is_not_overwritten(training: bool) -> None:
+    model, kept = small_model().train(training), []
+    for module in model.backbone.modules():
+        module.register_forward_hook(lambda _, given, out: kept.append((out, deepcopy(out.detach()))) or None)
+        module.register_full_backward_hook(lambda *_: None)
+    x = torch.randn(2, 5, 14, dtype=torch.float64, requires_grad=True)
+    model.backbone.layers[0](x, x[:, :0], next(iter(model.backbone.positions(5, None, x)))).sum().backward()
+    assert kept
+    for out, before in kept:
+        torch.testing.assert_close(out.detach(), before, rtol=0, atol=0)
+
+
 @torch.no_grad()
 def test_hooks_are_called_or_refused() -> None:
     """A low-rank addition to `qkv` counts for memory and cache too; a step refuses what it would not call."""

@@ -86,8 +86,9 @@ class FeedForward(Sublayer):
 
     def forward(self, x: Vectors) -> Vectors:
         inner, fused, drop = self.inner(self.norm(x) if self.pre_lnorm else x), self.fused(x), self.dropout
-        if type(drop) is Dropout and not has_hooks(drop) and not drop.locked:
+        own = isinstance(self.inner, RowLinear) and self.inner.is_plain()  # a hook may have kept the output
+        if own and type(drop) is Dropout and not has_hooks(drop) and not drop.locked:
             inner = dropout_relu(inner, drop.p if drop.training else 0.0, None if fused is None else fused[1])
         else:
-            inner = F.relu(drop(inner), inplace=True)
+            inner = F.relu(drop(inner))
         return self.end(x, inner, self.outer, fused)
