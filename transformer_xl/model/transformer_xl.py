@@ -122,6 +122,9 @@ class TransformerXLBackbone(nn.Module):
                 "begins must be left out with zero_memory, whose zeros come before a row, and for vaswani and al-rfou, "
                 f"whose positions count from its start; got kind = {self.config.kind}."
             )
+        if begins is not None and (begins.dtype != torch.bool or begins.shape != x.shape[:2]):
+            got = f"{list(begins.shape)} {begins.dtype}"
+            raise Mistake(f"begins must be true or false for each vector, {list(x.shape[:2])}, got {got}.")
         x = self.dropout(x)
         first = first_keys(state.length, state.valid, begins if x.shape[1] else None)
         pasts, positions = self.context(state, x, lengths)
