@@ -63,7 +63,7 @@ def wrong_calls() -> dict[str, Callable[[], Any]]:
         calls.append(("x", lambda given=given: step()(given)))
     for past in (x, Memory(memory.layers[:2]), padded):
         calls.append(("memory", lambda past=past: step(past)))
-    for other in (small_backbone(train=True), small_model(kind="vaswani").backbone):
+    for other in (small_backbone(train=True), small_model(kind="vaswani").backbone, model):
         calls.append(("backbone", lambda other=other: step(of=other)))
     return {f"{what} {number}": call for number, (what, call) in enumerate(calls)}
 

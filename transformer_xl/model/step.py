@@ -253,6 +253,8 @@ def _uncached(kind: str) -> torch.autocast:
 
 def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> None:
     """Raise a `Mistake` if no step can begin after `past`."""
+    if isinstance(backbone, TransformerXL):
+        raise Mistake("backbone must be the layers alone, got a whole language model. Give its backbone.")
     if backbone.training or not _is_plain(backbone):
         raise Mistake(
             "backbone must be in eval mode and of kind transformer-xl, with its own attention and no hooks on that or "
