@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
+from ..mistake import Mistake
 from ..ops import relative_attention
 from .modules import First, Keys, Past, Queries, RowLinear, Vectors
 from .sublayer import Sublayer
@@ -25,6 +26,8 @@ def sinusoids(
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "S D"]:
     """The encodings R of distances S - 1, ..., 1, 0: sines in the first half, cosines in the second."""
+    if d_model % 2:
+        raise Mistake(f"d_model must be even, because half of an encoding is sines, got {d_model}.")
     exact = torch.promote_types(dtype, torch.float32)  # half precision cannot represent all distances up to 3,000
     distance = torch.arange(length - 1, -1, -1, device=device, dtype=exact)
     if clamp_len is not None:
