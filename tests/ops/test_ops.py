@@ -416,6 +416,7 @@ def test_vmap_of_auto_has_gradients():
         ("valid", 3, "got int"),
         ("valid", torch.tensor([1, 2]), r"\(1,\) to fit q"),
         ("end", [5], "got list"),
+        ("first", torch.zeros(1, 5, dtype=torch.bool), "integers, got torch.bool"),
         ("attn_len", 0, "at least 1"),
         ("dropout_p", 1.5, "below 1"),
         ("look_ahead", 1, "None with causal=True"),
@@ -430,6 +431,17 @@ def test_what_does_not_fit_is_refused(name: str, value: object, why: str) -> Non
     arguments = dict(zip(NAMES, six(), strict=True)) | {name: value}
     with pytest.raises(Mistake, match=why):
         relative_attention(**arguments)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_masks_may_be_small_integers(causal: bool) -> None:
+    case = Case(queries=5, memory=200, causal=causal, head_size=4)
+    inputs = {name: x.detach() for name, x in testing.make_inputs(case, torch.float32).items()}
+    rows = {"valid": [100, 3, -2], "end": [1, 5, 0], "first": [[0, 3, 90, 90, 120]] * 3}
+    for name, numbers in rows.items():
+        calls: list[dict[str, Any]] = [{name: torch.tensor(numbers, dtype=kind)} for kind in (torch.int8, torch.int64)]
+        found, expected = (relative_attention(**inputs, **own, causal=causal) for own in calls)
+        torch.testing.assert_close(found, expected)
 
 
 def test_in_fp16_a_padded_row_has_finite_gradients():

@@ -132,6 +132,8 @@ def check_masks(
     for name, given, shapes in (("valid", valid, [(B,)]), ("end", end, [(B,)]), ("first", first, [(B, T), (B, 1)])):
         if given is not None:
             _check_shape(name, given, q, shapes)
+            if given.dtype == torch.bool or given.is_floating_point():
+                raise Mistake(f"{name} must be a tensor of integers, got {given.dtype}.")
 
 
 def _check_shape(name: str, given: object, q: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:

@@ -38,6 +38,7 @@ class Mask(NamedTuple):
         first: Bounds = None,
     ) -> Mask:
         """The mask of `relative_attention` with these arguments, after `memory` keys."""
+        valid, end, first = (each if each is None else each.long() for each in (valid, end, first))  # an int8 overflows
         start: Bounds = None if valid is None else memory - valid[:, None]
         until: Bounds = None if end is None else memory + end[:, None]
         if first is not None:
