@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Made
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from transformer_xl import ops
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
@@ -442,6 +443,36 @@ def test_masks_may_be_small_integers(causal: bool) -> None:
         calls: list[dict[str, Any]] = [{name: torch.tensor(numbers, dtype=kind)} for kind in (torch.int8, torch.int64)]
         found, expected = (relative_attention(**inputs, **own, causal=causal) for own in calls)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # PyTorch's own call of it
+@torch.no_grad()
+def test_auto_keeps_the_tangents_of_forward_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`native` would drop them."""
+    monkeypatch.setattr(choice, "native_wins", lambda *_, **__: True)
+    inputs = [x.detach().float() for x in six()]
+    with forward_ad.dual_level():
+        q = forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0]))
+        tangent = forward_ad.unpack_dual(relative_attention(q, *inputs[1:])).tangent
+    assert tangent is not None
+    both = torch.func.jvp(lambda q: relative_attention(q, *inputs[1:]), (inputs[0],), (torch.ones_like(inputs[0]),))
+    torch.testing.assert_close(tangent, both[1])
+
+
+@torch.no_grad()
+def test_an_exported_call_takes_any_sizes() -> None:
+    class Attend(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor) -> Tensor:
+            return relative_attention(q, k, v, r, u, w)
+
+    def inputs(rows: int, queries: int) -> tuple[Tensor, ...]:
+        case = Case(queries=queries, memory=0, batch=rows)
+        return tuple(x.detach() for x in testing.make_inputs(case, torch.float32).values())
+
+    rows, queries = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("queries", min=2, max=500)
+    sizes = *[{0: rows, 2: queries}] * 3, {1: queries}, {}, {}
+    exported = torch.export.export(Attend(), inputs(2, 5), dynamic_shapes=sizes).module()
+    torch.testing.assert_close(exported(*inputs(3, 40)), relative_attention(*inputs(3, 40)))
 
 
 def test_in_fp16_a_padded_row_has_finite_gradients():

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..mistake import Mistake
 from .call import Call
@@ -74,8 +75,9 @@ def relative_attention(
     name = check_backend(backend)
     if not q.numel():  # nothing, whose gradients are zeros
         return q + 0 * (k.sum() + v.sum() + r.sum() + content_bias.sum() + position_bias.sum()).to(q.dtype)
-    if name == "auto" and torch._C._are_functorch_transforms_active():
-        name = "strided"  # requires_grad says nothing inside vmap, and only this has all derivatives
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if name == "auto" and (transformed or torch.compiler.is_exporting()):
+        name = "strided"  # requires_grad says nothing inside vmap, only this has all derivatives, and sizes stay free
     if name == "auto":
         inputs = (q, k, v, r, content_bias, position_bias)
         name, _ = resolve_backend(
