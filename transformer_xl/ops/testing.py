@@ -304,7 +304,9 @@ def assert_contract(
             assert error <= FACTOR * usual, f"{name}: {kind} error {error:.3g}, rounding makes {usual:.3g}"
 
 
-def assert_dropout(backend: str, case: Case, dtype: torch.dtype = torch.float64, device: str = "cpu") -> None:
+def assert_dropout(
+    backend: str, case: Case = _DROPPED, dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> None:
     """Check that dropout repeats bit by bit with a seed, drops its share of keys, each independently, scales the rest,
     and has one mask for both passes. `case` has as many keys as a head has numbers."""
     inputs, share = make_inputs(case, dtype, device), 0.3
