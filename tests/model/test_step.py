@@ -162,6 +162,17 @@ def test_a_row_may_see_less_than_the_step_allows(kind: dict) -> None:
 
 
 @torch.no_grad()
+def test_a_step_stays_in_the_precision_in_which_it_began() -> None:
+    backbone, lengths = inference_model().backbone, Lengths(tgt_len=1, mem_len=4)
+    x = torch.randn(1, 1, backbone.config.d_model)
+    for begins in (True, False):
+        with mixed("bf16" if begins else "fp32"):
+            step = VectorStep(backbone, backbone.empty_memory(1, lengths), lengths)
+        with mixed("fp32" if begins else "bf16"), pytest.raises(Mistake, match="precision"):
+            step(x)
+
+
+@torch.no_grad()
 def test_nothing_grows_or_moves() -> None:
     model, call, seen = small_model(), lengths(4), set()
     step, _ = begin(model, text(2, 9), call)

@@ -390,6 +390,16 @@ def test_second_derivatives_are_right_or_refused(backend):
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch.compile itself
+@pytest.mark.parametrize("backend", ["auto", "chunked"])
+def test_a_compiled_call_has_the_same_numbers(backend: str) -> None:
+    inputs = make_inputs(CASES["memory"], torch.float64)
+    compiled: Any = torch.compile(relative_attention, backend="aot_eager", fullgraph=backend == "auto")
+    for gradients in (False, True):
+        given = {name: x.detach().requires_grad_(gradients) for name, x in inputs.items()}
+        torch.testing.assert_close(compiled(**given, backend=backend), relative_attention(**inputs))
+
+
 def test_vmap_of_auto_has_gradients():
     """Inside vmap `requires_grad` is false for all tensors. In float32 the backend for inference has no derivative."""
     inputs, q = [x.detach().float() for x in six()], torch.randn(3, 2, 5, 4)

@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
+from ..ops.call import product_dtype
 from .attention import Positions, RelativeMultiheadAttention
 from .inference import KVCache, check_state
 from .kernels import can_fuse, can_step, fused_step, native_step
@@ -103,6 +104,8 @@ class VectorStep:
         check_vectors(x, self.backbone.like)
         if x.shape[:2] != (rows, 1):
             raise Mistake(f"x must be one vector of each of the {rows} rows, [{rows}, 1, D], got {list(x.shape)}.")
+        if (dtype := product_dtype(x)) != (own := self.rings[0].dtype):
+            raise Mistake(f"A step reads in the precision in which it began, {own}, got {dtype}. Use one autocast.")
         if not self._readers:
             self._readers.append(self._new_reader(x))
         out = self._readers[0](x, self.rows)

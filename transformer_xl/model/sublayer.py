@@ -86,9 +86,10 @@ class FeedForward(Sublayer):
 
     def forward(self, x: Vectors) -> Vectors:
         inner, fused, drop = self.inner(self.norm(x) if self.pre_lnorm else x), self.fused(x), self.dropout
-        own = isinstance(self.inner, RowLinear) and self.inner.is_plain()  # a hook may have kept the output
-        if own and type(drop) is Dropout and not has_hooks(drop) and not drop.locked:
+        plain = isinstance(self.inner, RowLinear) and self.inner.is_plain()
+        own = plain and type(drop) is Dropout and not has_hooks(drop)  # otherwise a hook may have kept what is written
+        if own and not drop.locked:
             inner = dropout_relu(inner, drop.p if drop.training else 0.0, None if fused is None else fused[1])
         else:
-            inner = F.relu(drop(inner))
+            inner = F.relu(drop(inner), inplace=own)
         return self.end(x, inner, self.outer, fused)

@@ -179,7 +179,8 @@ class _Work:
         score = torch.bmm(content, k.mT, out=self.buffer("score", (len(content), content.shape[1], k.shape[1])))
         product = self.product(block)
         torch.bmm(block.by_head(self.position_q), self.r[block.heads, self.distances(block)].mT, out=product)
-        score += shifted_view(product, score.shape, block.memory, block.ahead)
+        # torch.compile cannot compile these buffers, and stops at the offset, which is no tensor
+        score += shifted_view(product, score.shape, block.memory, block.ahead, int(product.storage_offset()))
         rows = product.shape[1] // score.shape[1]
         mask = self.options.mask.part(block.keys.start, block.rows, block.queries)
         if mask.first is not None and mask.first.max() <= 0:  # it hides none of the block's keys

@@ -143,12 +143,12 @@ def with_spare(r: Float[Tensor, "H R K"], rows: int) -> Float[Tensor, "H _ K"]:
 
 
 def shifted_view(
-    product: Float[Tensor, "H N W"], shape: Sequence[int], memory: int, ahead: int
+    product: Float[Tensor, "H N W"], shape: Sequence[int], memory: int, ahead: int, offset: int = 0
 ) -> Float[Tensor, "G T S"]:
     """A product of queries and W encodings as scores: row i of each T begins i to the left.
 
     The last column is distance -`ahead`, and key `memory` is the first query's own. This is the same memory, read in
-    rows of W - 1.
+    rows of W - 1. It begins at `offset` of its storage.
     """
     (_, T, _), W = shape, product.shape[2]
-    return product.as_strided(tuple(shape), (T * W, W - 1, 1), product.storage_offset() + W - 1 - ahead - memory)
+    return product.as_strided(tuple(shape), (T * W, W - 1, 1), offset + W - 1 - ahead - memory)
