@@ -28,6 +28,8 @@ from transformer_xl.config.settings import EvalConfig, RunConfig, TrainConfig, T
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.evaluation import splits
+from transformer_xl.evaluation.score import evaluate
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -148,6 +150,28 @@ def _interrupted(
     assert not fit(model, corpus, config, folder)
     handle.remove()
     assert load_training(Run(folder).latest).step == after
+
+
+@pytest.mark.parametrize("changes", [{"eval_every": 3}, AWD, {"eval_every": 0}])
+def test_a_signal_ends_a_validation_and_resuming_repeats_it(corpus, tmp_path, monkeypatch, changes):
+    run(corpus, tmp_path / "whole", **changes)
+    read = []
+
+    def signalled(model, segments, *args, **settings):
+        os.kill(os.getpid(), signal.SIGTERM)
+        segments = [*segments]
+        read.append(len(segments))
+        return evaluate(model, segments, *args, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(splits, "evaluate", signalled)
+        assert not run(corpus, tmp_path / "cut", **changes)[1]
+    cut = Run(tmp_path / "cut")
+    at = cut.step
+    assert read == [1] and not validations(cut.metrics.entries()) and read_header(cut.latest)["valid_loss"] is None
+    assert run(corpus, tmp_path / "cut", resume=True, **changes)[1]
+    assert without_clock(tmp_path / "whole") == without_clock(tmp_path / "cut")
+    assert read_header(cut.checkpoint(at)) == read_header(Run(tmp_path / "whole").checkpoint(at))
 
 
 @pytest.fixture

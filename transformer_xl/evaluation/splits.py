@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ..config.settings import EvalConfig, Lengths
 from ..data.corpus import Split
-from ..data.loader import StreamLoader
+from ..data.loader import Segment, StreamLoader
 from ..run.checkpoint import LoadedModel
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import report_progress, show_table
@@ -23,23 +23,33 @@ def score_split(
     *,
     precision: str,
     ranks: Ranks | None = None,
+    stopped: Callable[[], bool] | None = None,
 ) -> EvalResult:
     """Score one split with one set of lengths.
 
     `config` gives the number of tokens and of streams. `ranks` share the streams. The first rank reports the progress.
+    Once `stopped()` is true, after a segment, the rest is not read.
     """
     ranks = ranks or Ranks()
-    segments = segments_of(loaded, split, lengths, config, ranks.rows(config.batch_size))
+    loader = segments_of(loaded, split, lengths, config, ranks.rows(config.batch_size))
     vocab, what = loaded.vocab, f"scoring {split.name} with a memory of {lengths.mem_len:,}"
+    segments = report_progress(loader, what) if ranks.first else iter(loader)
     return evaluate(
         loaded.model,
-        report_progress(segments, what) if ranks.first else segments,
+        segments if stopped is None else _until(segments, stopped),
         lengths,
         precision=precision,
         unit=vocab.unit,
         token_sizes=vocab.token_sizes(loaded.config.model.document_end),
         total=ranks.total,
     )
+
+
+def _until(segments: Iterator[Segment], stopped: Callable[[], bool]) -> Iterator[Segment]:
+    for segment in segments:
+        yield segment
+        if stopped():
+            return
 
 
 def segments_of(

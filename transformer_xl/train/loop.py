@@ -30,6 +30,7 @@ from ..model.sublayer import Sublayer
 from ..model.transformer_xl import TransformerXL
 from ..run.checkpoint import LoadedModel, load_training, load_weights, save_checkpoint
 from ..run.folder import Run
+from ..run.metrics import validations
 from ..run.parts import weights
 from ..runtime.files import lock_folder
 from ..runtime.launcher import rank_and_size
@@ -208,6 +209,8 @@ class _Loop:
     def train(self, received: list[str]) -> None:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
         trainer, settings, stopping = self.trainer, self.config.train, False
+        if self._lacks_validation():
+            stopping = self._validate_and_save(received)
         while trainer.step < settings.max_steps and not stopping:
             if getattr(sys.stdout, "reader_left", False):
                 received.append("closed pipe")
@@ -218,17 +221,37 @@ class _Loop:
                     raise KeyboardInterrupt from error  # a signal to the whole group has ended the compiler, too
                 raise
             self.writer.check()
-            stopping, last = result.signals > 0, trainer.step >= settings.max_steps
-            if last or self._due(settings.log_every):
+            stopping = result.signals > 0
+            if trainer.step >= settings.max_steps or self._due(settings.log_every):
                 self._report()
             if self._due(settings.sample_every):
                 self._sample()
-            valid_loss = self._validate() if last or self._due(settings.eval_every) else None
-            if valid_loss is not None or stopping or self._due(settings.save_every):
-                self._save(valid_loss)
+            if self._validation_due() and not stopping:
+                stopping = self._validate_and_save(received)
+            elif stopping or self._due(settings.save_every):
+                self._save(None)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.trainer.step % every == 0
+
+    def _validation_due(self) -> bool:
+        return self.trainer.step >= self.config.train.max_steps or self._due(self.config.train.eval_every)
+
+    def _lacks_validation(self) -> bool:
+        """Whether a signal ended the last process before or during the validation of this step."""
+        if not self.trainer.step or not self._validation_due():
+            return False
+        entries = self.run.metrics.entries() if self.trainer.ranks.first else []
+        made = any(entry["step"] == self.trainer.step for entry in validations(entries))
+        [known] = self.trainer.ranks.total([made])
+        return not known
+
+    def _validate_and_save(self, received: list[str]) -> bool:
+        """Validate and save this step. A signal ends the validation, of which nothing is kept: resuming repeats it.
+        Returns whether one came."""
+        valid_loss = self._validate(received)
+        self._save(valid_loss)
+        return valid_loss is None
 
     def _say(self, line: str) -> None:
         if self.trainer.ranks.first:
@@ -250,25 +273,30 @@ class _Loop:
         self._say(f"step {trainer.step:>{len(str(most))}}/{most}  {text}")
         self._log(split="train", **entry, lr=lr, seconds=trainer.seconds)
 
-    def _validate(self) -> float:
-        """Score the weights and, if there is one, their average; return the loss of those that are saved."""
+    def _validate(self, received: list[str]) -> float | None:
+        """Score the weights and, if there is one, their average; return the loss of those that are saved. None: a
+        signal came."""
         models = {"valid": self.trainer.whole_model()}
         if self.trainer.average is not None:
             models["valid-average"] = cast(TransformerXL, self.trainer.average.module)
-        loss, config = 0.0, self.config
+        results, config = {}, self.config
         for split, model in models.items():
-            result = score_split(
+            results[split] = score_split(
                 LoadedModel(model, self.corpus.vocab, config),
                 self.corpus.split("valid"),
                 config.eval_lengths,
                 replace(config.eval, max_tokens=config.train.eval_tokens),
                 precision=config.train.precision,
                 ranks=self.trainer.ranks,
+                stopped=lambda: bool(received),
             )
-            loss = result.loss
+            [signals] = self.trainer.ranks.total([len(received)])  # all ranks stop, or none
+            if signals:
+                return None
+        for split, result in results.items():
             self._say(f"step {self.trainer.step}  {split}  {result}")
             self._log(split=split, corpus=self.corpus.name, **result.to_json())
-        return loss
+        return [*results.values()][-1].loss
 
     def _save(self, valid_loss: float | None) -> None:
         """Copy the state of the run, and write the copy in the background."""
