@@ -294,6 +294,7 @@ REFUSED = {
     "a short mask": ({"attention_mask": torch.tensor([[0, 1]] * 2)}, "of the shape of input_ids"),
     "no ids": ({"input_ids": None}, "input_ids must hold a token or more"),
     "attentions": ({"output_attentions": True}, "output_attentions must be False"),
+    "vectors": ({"inputs_embeds": torch.zeros(2, 5, 14)}, "inputs_embeds must be left out"),
     "another's cache": ({"past_key_values": DynamicCache()}, "got a DynamicCache"),
 }
 
@@ -303,6 +304,12 @@ def test_wrong_inputs_are_refused_in_one_sentence(pair, case):
     options, sentence = REFUSED[case]
     with pytest.raises(ValueError, match=sentence):
         pair[1](**{"input_ids": text(2, 5)} | options)
+
+
+def test_peft_may_name_vectors_in_every_call(pair):
+    """`PeftModelForCausalLM` gives `inputs_embeds=None`."""
+    ids = text(2, 5)
+    assert torch.equal(pair[1](ids, inputs_embeds=None).logits, pair[1](ids).logits)
 
 
 def test_memory_refuses_other_rows_padding_and_cropping(pair, tmp_path):

@@ -159,7 +159,7 @@ def test_wrong_settings_are_refused(folder, wrong):
 
 def test_options_of_the_other_classes_are_known(folder):
     model, ids = classifier(folder), torch.zeros(1, 3, dtype=torch.long)
-    torch.testing.assert_close(model(ids, use_cache=False).logits, model(ids).logits)
+    torch.testing.assert_close(model(ids, use_cache=False, inputs_embeds=None).logits, model(ids).logits)
     with pytest.raises(ValueError, match="output_hidden_states must be False or left out"):
         model(ids, output_hidden_states=True)
 

@@ -153,8 +153,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         past_key_values: Cache | None,
         output_attentions: bool | None,
         output_hidden_states: bool | None = None,
+        inputs_embeds: object = None,
     ) -> tuple[Int[Tensor, "B T"], Tensor | None, TransformerXLCache]:
         """The ids and the mask of a call, checked, and the memory with which it starts."""
+        if inputs_embeds is not None:
+            raise Mistake("inputs_embeds must be left out. Give input_ids.")
         if input_ids is None or not input_ids.numel():
             raise Mistake("input_ids must hold a token or more. Leave it out of generate to begin after a line end.")
         if output_attentions:
@@ -211,6 +214,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         num_items_in_batch: int | Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        inputs_embeds: None = None,  # PEFT names it in every call
     ) -> CausalLMOutputWithPast:
         """Read `input_ids` after the memory in `past_key_values`.
 
@@ -227,7 +231,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             they are large and the loss does not need them. `loss` is the mean nats per label.
         """
         ids, mask, cache = self._start(
-            input_ids, attention_mask, past_key_values, output_attentions, output_hidden_states
+            input_ids, attention_mask, past_key_values, output_attentions, output_hidden_states, inputs_embeds
         )
         if labels is not None and labels.shape != ids.shape:
             shapes = f"{tuple(ids.shape)}, got {tuple(labels.shape)}"
@@ -295,6 +299,7 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        inputs_embeds: None = None,  # PEFT names it in every call
     ) -> BaseModelOutputWithPast:
         """Read `input_ids` after the memory in `past_key_values`; the arguments are those of
         `TransformerXLForCausalLM`.
@@ -302,7 +307,9 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         Returns:
             `last_hidden_state`, the last layer's output, [B, T, D]; and `hidden_states`, the output of every layer.
         """
-        ids, _, cache = self._start(input_ids, attention_mask, past_key_values, output_attentions)
+        ids, _, cache = self._start(
+            input_ids, attention_mask, past_key_values, output_attentions, inputs_embeds=inputs_embeds
+        )
         found, memory = [], cache.memory
         for _, outputs, after in self._segments(ids, cache.memory):
             memory = after
@@ -341,6 +348,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        inputs_embeds: None = None,  # PEFT names it in every call
     ) -> SequenceClassifierOutputWithPast:
         """`logits` [B, num_labels] of whole texts, padded on the left; `past_key_values` is what comes before them.
 
@@ -350,7 +358,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             use_cache: has no effect, because no memory is returned.
         """
         ids, mask, cache = self._start(
-            input_ids, attention_mask, past_key_values, output_attentions, output_hidden_states
+            input_ids, attention_mask, past_key_values, output_attentions, output_hidden_states, inputs_embeds
         )
         own = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :]
         count, drawn = len(self._ends(ids.shape[1])), None
