@@ -10,7 +10,7 @@ import re
 import struct
 import sys
 import zipfile
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path, PosixPath
 
 import numpy as np
@@ -63,6 +63,21 @@ def test_a_vocabulary_of_any_protocol_is_read(read, protocol):
 )
 def test_pickles_of_python_2_are_read(read, content, value):
     assert read(content) == value
+
+
+@pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
+def test_tables_and_lists_of_python_are_read(read, options):
+    value = {"a": defaultdict(list, b=[1], c=[]), "d": deque([1, 2], 5)}
+    assert read(saved(value, **options)) == {"a": {"b": [1], "c": []}, "d": [1, 2]}
+
+
+class Table(dict):
+    """A table of a class of its own, which torch's reader of zip files refuses."""
+
+
+def test_the_sentence_has_torchs_reason(read):
+    with pytest.raises(ValueError, match="UnpicklingError: Can only SETITEM for dict"):
+        read(saved(Table(a=1)))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -73,7 +73,8 @@ def read_pickle(path: Path) -> object:
                 return torch.load(path, "cpu", reader, weights_only=False)
             return _load(file)
     except Exception as error:  # pickle, zipfile and torch raise many errors for damaged files
-        reason = shortened(f"{type(error).__name__}: {error}")
+        told = str(error).split("\n\n")  # torch's reason stands between two paragraphs of advice
+        reason = shortened(f"{type(error).__name__}: {(told[-2] if 'weights_only' in told[-1] else told[0]).strip()}")
         raise Mistake(f"{path} is damaged, or no pickle ({reason}). Get it again, or name another file.") from error
 
 
@@ -109,7 +110,7 @@ def _stand_in(name: str) -> type[StandIn]:
 
 def _read_zip(path: Path) -> object:
     names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-    with torch.serialization.safe_globals([(_stand_in(name), name) for name in names]):
+    with torch.serialization.safe_globals([(_MADE.get(name) or _stand_in(name), name) for name in names]):
         return torch.load(path, "cpu", weights_only=True, mmap=True)
 
 
@@ -135,6 +136,8 @@ def _parameter(tensor: Tensor, *_: object) -> Tensor:
 _MADE: dict[str, Callable[..., object]] = {
     "collections.OrderedDict": OrderedDict,
     "collections.Counter": dict,
+    "collections.defaultdict": lambda *_: {},
+    "collections.deque": lambda *_: [],
     "torch._utils._rebuild_tensor": _rebuild_tensor,
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor_v2,
     "torch._utils._rebuild_parameter": _parameter,
