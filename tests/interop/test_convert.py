@@ -55,6 +55,14 @@ def test_converting_to_hugging_face_and_back_is_exact(tmp_path, shape, vocab, ca
     assert same(found.model, model) and found.vocab == vocab and found.config == before.config
 
 
+def test_what_a_killed_export_left_is_removed(tmp_path):
+    pytest.importorskip("transformers")
+    run_of(shuffled(small_model(dtype=torch.float32)), tmp_path / "run")
+    (tmp_path / ".tmp-out-0123abcd").mkdir()
+    assert main(["convert", str(tmp_path / "run"), "--to-format", "huggingface", "--to", str(tmp_path / "out")]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out"}
+
+
 @pytest.mark.parametrize("stored", ["model*.safetensors", "pytorch_model*.bin"])
 def test_a_name_on_the_hub_is_converted_once_per_version(tmp_path, monkeypatch, stored):
     hub = pytest.importorskip("huggingface_hub")

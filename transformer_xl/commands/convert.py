@@ -36,13 +36,15 @@ class Convert:
     int8: bool = False
     """With onnx: round the weights of products to 8 bits."""
     vocab: Annotated[str | None, arg(metavar="FILE|NAME")] = None
-    """The vocabulary if SRC has none: cache.pt, cache.pkl, vocab.pkl, a list of words, or a prepared corpus."""
+    """The vocabulary if SRC has none: cache.pt, cache.pkl, vocab.pkl, a list of words, the
+    transformer_xl_vocab.json of an exported folder, or a prepared corpus."""
 
     def run(self, overrides: Sequence[str]) -> None:
         """Write a model to the new folder `--to`. After a mistake nothing is written."""
         from ..interop.hub import HUB, fetched
         from ..interop.reading import read_model
         from ..run.checkpoint import save_checkpoint
+        from ..runtime.files import remove_unfinished
 
         if self.to.exists():
             raise FileExistsError(f"--to must be a new folder, and {self.to} exists. Choose another, or remove it.")
@@ -65,6 +67,7 @@ class Convert:
             from ..interop.hf.export import export_huggingface
 
             export_huggingface(loaded, self.to)
+        remove_unfinished(self.to.parent, self.to.name)  # an export's that was killed
         weights = sum(parameter.numel() for parameter in loaded.model.parameters())
         print("\n".join([f"{self.to}: {weights:,} weights, {loaded.vocab}", *(f"  {line}" for line in report)]))
 

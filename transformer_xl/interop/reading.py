@@ -65,8 +65,9 @@ class Imported:
         """
         if self.vocab is None:
             raise Mistake(
-                "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a token per "
-                "line, or the name of a corpus that `txl data` prepared as for its training."
+                "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, the "
+                "transformer_xl_vocab.json of an exported folder, a text with a token per line, or the name of a "
+                "corpus that `txl data` prepared as for its training."
             )
         return LoadedModel(self.model, self.vocab, self.config)
 
