@@ -68,6 +68,8 @@ def _settings(parts: Mapping[str, StandIn]) -> dict[str, object]:
 
 def read_nvidia(path: Path) -> Source:
     """Read a checkpoint file: its `model_state`, and if present its `model_config` (or `args`) and `vocab`."""
+    if path.is_dir():
+        raise Mistake(f"SRC must be the file of NVIDIA's checkpoint, got the folder {path}. Name the file.")
     content = read_pickle(path)
     state = content.get("model_state") if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or not is_state(state):

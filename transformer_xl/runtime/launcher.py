@@ -36,20 +36,21 @@ def variable(name: str) -> int:
 
 
 def launch_warning() -> str:
-    """A warning if WORLD_SIZE names several processes and another variable of a launch is missing; otherwise "".
+    """A warning if WORLD_SIZE, or SLURM_NTASKS without it, names several processes and another variable of a launch is missing; otherwise "".
 
     Raises:
         Mistake: RANK is set too, so other processes would train the same, each alone.
     """
-    size, missing = os.environ.get("WORLD_SIZE", "").strip(), _missing_variables()
+    name = "WORLD_SIZE" if os.environ.get("WORLD_SIZE", "").strip() else "SLURM_NTASKS"
+    size, missing = os.environ.get(name, "").strip(), _missing_variables()
     if size in ("", "0", "1") or not missing:
         return ""
     if "RANK" not in missing:
         raise Mistake(
-            f"A launch of several processes must set {' and '.join(missing)}: WORLD_SIZE is {size} and RANK "
+            f"A launch of several processes must set {' and '.join(missing)}: {name} is {size} and RANK "
             f"{os.environ['RANK']}. Start with torchrun, or unset RANK and WORLD_SIZE to train in one process."
         )
-    return f"WORLD_SIZE is {size} without {', '.join(missing)}: this process trains alone. torchrun sets all of them."
+    return f"{name} is {size} without {', '.join(missing)}: this process trains alone. torchrun sets all of them."
 
 
 def _missing_variables() -> list[str]:

@@ -88,7 +88,10 @@ def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[Settin
 
 
 def _advice(run: Run) -> str:
-    return f"in {run.path}, and cannot change now. Start a new run from its weights with --init {run.path}."
+    return (
+        f"in {run.path}, and cannot change now. Start a new run with another --out; --init {run.path} gives it these "
+        "weights, for a model of this shape and unit."
+    )
 
 
 def check_text(run: Run, corpus: Corpus) -> None:
