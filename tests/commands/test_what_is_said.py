@@ -40,7 +40,7 @@ def environment(monkeypatch):
     """Sets the variables of a launcher, and of no other."""
 
     def give(**variables: str) -> None:
-        for name in (*LAUNCH, "LOCAL_RANK"):
+        for name in (*LAUNCH, "LOCAL_RANK", "SLURM_NTASKS"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -66,6 +66,13 @@ def test_an_incomplete_launch_is_one_process(missing, value, environment, capsys
         assert told == f"WORLD_SIZE is 2 without {missing}: this process trains alone. torchrun sets all of them.\n"
     assert main(["eval", "nowhere"]) == 2
     assert capsys.readouterr().err.startswith("txl: nowhere does not exist.")
+
+
+def test_a_task_of_several_without_torchrun_says_that_it_is_alone(environment, capsys):
+    environment(SLURM_NTASKS="2")
+    with join_ranks("cpu") as ranks:
+        assert (ranks.rank, ranks.size) == (0, 1)
+    assert capsys.readouterr().err.startswith("SLURM_NTASKS is 2 without RANK, ")
 
 
 @pytest.mark.parametrize("export", [{"WORLD_SIZE": ""}, {"WORLD_SIZE": "8"}, {"WORLD_SIZE": "many"}, {"RANK": "x"}])

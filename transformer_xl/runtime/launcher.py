@@ -36,7 +36,8 @@ def variable(name: str) -> int:
 
 
 def launch_warning() -> str:
-    """A warning if WORLD_SIZE, or SLURM_NTASKS without it, names several processes and another variable of a launch is missing; otherwise "".
+    """A warning if WORLD_SIZE, or SLURM_NTASKS without it, names several processes and another variable of a launch is
+    missing; otherwise "".
 
     Raises:
         Mistake: RANK is set too, so other processes would train the same, each alone.
