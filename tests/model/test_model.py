@@ -160,3 +160,13 @@ def test_ids_and_targets_of_any_integer_dtype_are_the_same(kind: dict, dtype: to
     assert torch.equal(*both)
     for reader in (Sliding(model, 4), Tempered(model, 1.5)):
         assert torch.equal(reader(small, small, None, call)[0], reader(ids, ids, None, call)[0])
+
+
+@pytest.mark.parametrize("variant", [VARIANTS[name] for name in ("pre-norm", "n-grams", "gated")])
+def test_a_model_on_meta_has_shapes(variant: dict) -> None:
+    """For counting. Bands choose rows by their data, which are not there."""
+    model, ids = small_model(train=True, dtype=torch.float32, **variant).to("meta"), text(2, 5).to("meta")
+    for memory in (None, model(ids, ids, None, lengths(7))[1]):
+        nll, _ = model(ids, ids, memory, lengths(7))
+        nll.mean().backward()
+        assert nll.shape == (2, 5)

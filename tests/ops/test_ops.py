@@ -390,6 +390,13 @@ def test_second_derivatives_are_right_or_refused(backend):
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_call_in_autocast_computes_in_its_dtype(backend: str) -> None:
+    inputs = make_inputs(CASES["memory"], torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert relative_attention(**inputs, backend=backend).dtype == torch.bfloat16
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch.compile itself
 @pytest.mark.parametrize("backend", ["auto", "chunked"])
 def test_a_compiled_call_has_the_same_numbers(backend: str) -> None:

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
+from ..ops.call import in_autocast
 from ..ops.masks import next_multiple
 from .attention import Positions
 from .memory import Memory, cat_tokens, reset_counts, reset_tokens
@@ -192,7 +193,7 @@ def check_state(memory: object, widths: Sequence[int], x: Vectors, heads: tuple[
     same = [rows.shape[0] == x.shape[0] and rows.device == x.device for rows in layers]
     fits = len(layers) == len(widths) and all(same)
     if fits and isinstance(memory, Memory):
-        mixed = torch.is_autocast_enabled(x.device.type)
+        mixed = in_autocast(x)
         shapes = [(memory.length, width) for width in widths]
         fits = [rows.shape[1:] for rows in layers] == shapes and (mixed or all(r.dtype == x.dtype for r in layers))
     elif fits and heads is not None:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from ..mistake import Mistake
-from ..ops.call import product_dtype
+from ..ops.call import in_autocast, product_dtype
 from ..ops.masks import Bounds
 
 Ids = Integer[Tensor, "B T"]
@@ -48,7 +48,7 @@ def as_targets(targets: Integer[Tensor, "*B"], shape: Sequence[int]) -> Int[Tens
 def check_vectors(x: Tensor, like: Float[Tensor, " D"]) -> None:
     """Raise a `Mistake` unless `x` is vectors for a backbone with the weight `like`. Autocast converts the dtype."""
     fits = x.ndim == 3 and x.shape[2] == len(like) and x.device == like.device
-    is_cast = x.is_floating_point() and torch.is_autocast_enabled(like.device.type)
+    is_cast = x.is_floating_point() and in_autocast(like)
     if not fits or (x.dtype != like.dtype and not is_cast):
         raise Mistake(
             f"x must be vectors of the shape [rows, positions, {len(like)}], {like.dtype} on {like.device}, got "

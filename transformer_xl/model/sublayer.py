@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
 from ..ops import check_backend
-from ..ops.call import product_dtype
+from ..ops.call import in_autocast, product_dtype
 from ..ops.choice import fused_sublayer
 from ..ops.dropout import Dropout, dropout_relu
 from .gates import build_join
@@ -65,7 +65,7 @@ class Sublayer(nn.Module):
             and not (has_hooks(norm) or has_hooks(drop) or drop.locked)
             and [p.dtype for p in norm.parameters()] == [torch.float32] * 2
             and half.itemsize == 2
-            and torch.is_autocast_enabled(x.device.type)
+            and in_autocast(x)
             and not torch.compiler.is_compiling()
             and not torch._C._are_functorch_transforms_active()
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..mistake import Mistake
-from .call import Call
+from .call import Call, product_dtype
 from .choice import BACKENDS, check_backend, resolve_backend
 from .masks import Bounds, Mask
 from .reference import scores_by_term
@@ -73,6 +73,8 @@ def relative_attention(
     if not 0 <= dropout_p < 1:
         raise Mistake(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
     name = check_backend(backend)
+    if (dtype := product_dtype(q)) != q.dtype:  # the caller's autocast
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if not q.numel():  # nothing, whose gradients are zeros
         return q + 0 * (k.sum() + v.sum() + r.sum() + content_bias.sum() + position_bias.sum()).to(q.dtype)
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

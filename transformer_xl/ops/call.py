@@ -33,11 +33,15 @@ class Call(NamedTuple):
     scale: float
 
 
+def in_autocast(like: Tensor) -> bool:
+    """Whether the caller is in the autocast of this tensor's device."""
+    return like.device.type != "meta" and torch.is_autocast_enabled(like.device.type)
+
+
 def product_dtype(like: Tensor) -> torch.dtype:
     """The dtype in which matrix products read `like`: autocast's, if the caller is in one."""
-    kind = like.device.type
-    mixed = torch.is_autocast_enabled(kind) and like.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if mixed else like.dtype
+    mixed = in_autocast(like) and like.dtype != torch.float64
+    return torch.get_autocast_dtype(like.device.type) if mixed else like.dtype
 
 
 def constant(function: Function) -> Function:
