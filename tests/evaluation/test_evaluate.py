@@ -297,6 +297,15 @@ class TestRun:
         )
         assert math.isclose(found, alone.nats, rel_tol=1e-6)
 
+    @pytest.mark.parametrize("kind", ["lstm", "qrnn"])
+    def test_recurrent_models_read_sliding_windows_too(self, kind, capsys, tmp_path):
+        (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+        model = small_model(vocab_size=256, kind=kind, dtype=torch.float32)
+        config = RunConfig(model=model.config, corpus=CorpusConfig(name=str(tmp_path / "text.txt")))
+        run = save_checkpoint(tmp_path / "run", model=model, vocab=BYTES, config=config)
+        found = self.told(run, capsys, sliding=3, tgt_len=6, max_tokens=20)["results"][0]
+        assert found["targets"] == 20 and found["mem_len"] == 0
+
     def test_a_text_without_splits_is_scored_whole(self, run, capsys, tmp_path):
         """Every target of the named file, not only the last 5 %."""
         (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)

@@ -54,7 +54,8 @@ class TrainedRun:
             given = getattr(options, name, None)
             asked[name] = given if isinstance(given, tuple) else () if given is None else (given,)
         same_length = getattr(options, "same_length", False)
-        if self.config.model.base_kind in RECURRENT and (asked["clamp_len"] or asked["attn_len"] or same_length):
+        limits = {*asked["clamp_len"], *asked["attn_len"]} - {None}
+        if self.config.model.base_kind in RECURRENT and (limits or same_length):
             self.problems.append(
                 "--clamp-len, --attn-len and --same-length must be left out for model.kind = "
                 f"{self.config.model.kind}, which has no attention."
