@@ -224,3 +224,13 @@ def test_a_conclusion_is_about_the_best_length_or_a_multiple_of_the_trained_one(
     results = {row: [{"seed": 1, "trained_length": 8, "lengths": lengths}] for row, lengths in found.items()}
     _, _, at_best, at_twice, at_four_times = show.claims(exhibit, results)
     assert (at_best[1], at_twice[1], at_four_times[1]) == ("-0.500", "+2.000", "-")
+
+
+def test_lengths_are_scored_in_fp32_as_the_page_says(tmp_path, monkeypatch):
+    exhibit, asked = exhibits.exhibits()["table-7"], []
+    monkeypatch.setattr(study.Study, "measured", lambda self, words: asked.extend(words) or {"runs": []})
+    results = study.Study("small", tmp_path)
+    (results.folder("sentences-ours", 1)).mkdir(parents=True)
+    results.keep("sentences-ours", 1, {"kind": "transformer-xl", "trained_length": 64})
+    MEASURES["lengths"].make(results, exhibit, 1, tmp_path)
+    assert asked[asked.index("--precision") + 1] == "fp32"

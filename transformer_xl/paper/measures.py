@@ -52,6 +52,7 @@ def make_lengths(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> Non
     if not missing:
         return
     how = ["--attn-len", *map(str, sorted(wanted)), "--split", split, *study.facts("score").split()]
+    how += ["--precision", "fp32"]  # differences of rows are as small as the rounding of bf16
     runs = study.measured(["analyse", "length", *map(str, missing), *how, "--out", str(folder / str(seed))])["runs"]
     for run in runs:
         row = missing[Path(run["run"])]
