@@ -301,8 +301,9 @@ def test_the_command_prints_a_table_and_has_default_heads_positions_and_folder(h
     assert "beyond segment" in printed and str(folder) in printed
     assert {file.name for file in folder.iterdir()} >= {"attention.json", "average.png"}
     assert printed.splitlines()[-1].startswith("Pictures and arrays are in")
-    looked(home, folder / "none", mem_len=0, tgt_len=4, positions=(9,))
-    assert not list((folder / "none").glob("targets-*")), "there is no memory to attend to"
+    assert list(folder.glob("targets-*"))
+    looked(home, None, mem_len=0, tgt_len=4, positions=(9,))
+    assert not list(folder.glob("targets-*")), "there is no memory to attend to"
     [look] = facts["positions"]
     furthest = sorted(facts["heads"], key=lambda head: -head["mean_distance_tokens"])[:3]
     assert list(look["top"]) == [head["head"] for head in furthest]

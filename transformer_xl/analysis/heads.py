@@ -62,6 +62,8 @@ def draw_heads(
     text: str,
 ) -> list[Path]:
     """Draw the average attention, its terms and the attention of the chosen heads; return the files."""
+    for old in (*folder.glob("terms.[ps][nv]g"), *folder.glob("targets-[0-9]*.[ps][nv]g")):
+        old.unlink()  # of an earlier call, whose arrays are replaced
     whole, *terms = average.probability
     queries = f"{average.queries:,} queries"
     title = f"{text}: average attention of {queries}; circles are mean distances"

@@ -81,7 +81,7 @@ class Study:
         file = self.folder(row, seed) / "result.json"
         if not file.exists():
             return None
-        found = read_table(file, "Give --again to make it again.", settings=str)
+        found = read_table(file, "Give --again for this row and seed to make it again.", settings=str)
         if "settings" in found and found["settings"] != " ".join(self.settings(row, seed)):
             raise Mistake(
                 f"{file.parent} was made with other settings, `{found['settings']}`. Give --again for this "
