@@ -34,14 +34,13 @@ def written(folder: Path, joined: str | None = None) -> Path:
     return folder
 
 
-def opened(path: Path, unit: Unit, end: str, min_count: int = 1) -> Corpus:
-    size = 300 if unit == "bpe" else CorpusConfig.bpe_size
-    return open_corpus(CorpusConfig(name=str(path), unit=unit, document_end=end, bpe_size=size, min_count=min_count))
+def opened(path: Path, unit: Unit, end: str, **settings: object) -> Corpus:
+    return open_corpus(CorpusConfig(name=str(path), unit=unit, document_end=end, **settings))
 
 
 @pytest.mark.parametrize("unit", ["word", "bpe"])
 def test_a_token_is_added_after_each_document_that_does_not_end_with_it(tmp_path: Path, unit: Unit) -> None:
-    corpus = opened(written(tmp_path / "lines"), unit, END)
+    corpus = opened(written(tmp_path / "lines"), unit, END, bpe_size=300)
     train = corpus.split("train")
     end = corpus.vocab.id_of(END)
     assert train.documents is None, "they are joined"
@@ -59,7 +58,7 @@ def test_a_token_is_added_after_each_document_that_does_not_end_with_it(tmp_path
     ("unit", "joined"), [("word", " <eod> "), ("bpe", END), ("bpe", "|"), ("char", "#"), ("byte", "#")]
 )
 def test_a_text_has_the_token_itself(tmp_path: Path, unit: Unit, joined: str) -> None:
-    corpus = opened(written(tmp_path / "text", joined), unit, joined.strip(" "))
+    corpus = opened(written(tmp_path / "text", joined), unit, joined.strip(" "), bpe_size=300)
     ids = corpus.split("train").ids
     assert (ids == corpus.vocab.id_of(joined.strip(" "))).sum() == len(DOCUMENTS) + 2 * (END in joined)
     assert unit != "bpe" or corpus.vocab.id_of("\u00a7") is None, "a byte's token is written in another character"

@@ -77,9 +77,8 @@ def test_each_row_is_a_document(name: str, column: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("unit", ["char", "word", "bpe"])
 def test_a_table_has_the_tokens_of_its_lines(unit: Any, tmp_path: Path) -> None:
     many = pyarrow.concat_tables([TABLE] * 9)
-    size = 300 if unit == "bpe" else CorpusConfig.bpe_size
     of_table, of_lines = (
-        opened(written(name, tmp_path, many), unit=unit, bpe_size=size) for name in ("a.parquet", "a.jsonl")
+        opened(written(name, tmp_path, many), unit=unit, bpe_size=300) for name in ("a.parquet", "a.jsonl")
     )
     assert of_table.vocab.symbols and set(of_table.vocab.symbols) == set(of_lines.vocab.symbols)
     assert sum(split.tokens for split in of_table.header.splits.values()) > 1000

@@ -104,12 +104,9 @@ class CorpusConfig(Checked):
         if self.newlines == "sentence" and self.unit not in ("word", "id"):
             sentence = f'{{}} must be "keep" or "drop" for {{}} = "{self.unit}", got "sentence", which is for words.'
             yield Problem(("newlines", "unit"), sentence)
-        unused = ["newlines", "vocab", "column"] if self.unit == "id" else []
-        unused += ["min_count"] if self.unit in ("bpe", "id") else []
-        unused += ["bpe_size"] if self.unit != "bpe" else []
-        for name in unused:
-            if getattr(self, name) != getattr(CorpusConfig, name):
-                yield Problem((name, "unit"), f'{{}} must be left out for {{}} = "{self.unit}", which does not use it.')
+        for name, default in (("newlines", "keep"), ("vocab", ""), ("column", "")) if self.unit == "id" else ():
+            if getattr(self, name) != default:
+                yield Problem((name, "unit"), '{} must be left out for {} = "id", because ids have no text.')
         if self.shuffle_lines and self.newlines == "drop" and self.unit != "id":
             sentence = '{} must be "keep" or "sentence" where {} is true, got "drop", which leaves no lines.'
             yield Problem(("newlines", "shuffle_lines"), sentence)
