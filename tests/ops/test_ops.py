@@ -471,6 +471,8 @@ def test_auto_keeps_the_tangents_of_forward_mode(monkeypatch: pytest.MonkeyPatch
     with forward_ad.dual_level():
         q = forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0]))
         tangent = forward_ad.unpack_dual(relative_attention(q, *inputs[1:])).tangent
+        with pytest.raises(Mistake, match="forward mode"):
+            relative_attention(q, *inputs[1:], backend="native")
     assert tangent is not None
     both = torch.func.jvp(lambda q: relative_attention(q, *inputs[1:]), (inputs[0],), (torch.ones_like(inputs[0]),))
     torch.testing.assert_close(tangent, both[1])

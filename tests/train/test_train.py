@@ -167,11 +167,10 @@ def test_a_signal_ends_a_validation_and_resuming_repeats_it(corpus, tmp_path, mo
         patch.setattr(splits, "evaluate", signalled)
         assert not run(corpus, tmp_path / "cut", **changes)[1]
     cut = Run(tmp_path / "cut")
-    at = cut.step
     assert read == [1] and not validations(cut.metrics.entries()) and read_header(cut.latest)["valid_loss"] is None
     assert run(corpus, tmp_path / "cut", resume=True, **changes)[1]
     assert without_clock(tmp_path / "whole") == without_clock(tmp_path / "cut")
-    assert read_header(cut.checkpoint(at)) == read_header(Run(tmp_path / "whole").checkpoint(at))
+    assert cut.best.name == Run(tmp_path / "whole").best.name, "the metrics have the loss"
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..mistake import Mistake
 from . import chunked, reference, sdpa, strided
@@ -190,8 +191,11 @@ def _triton(call: Call) -> Tensor:
 
 
 def _native(call: Call) -> Tensor:
-    compiling = torch.compiler.is_compiling()
-    reason = "torch.compile cannot trace it" if compiling else native_refusal(call.q.device, call.q.dtype)
+    reason = native_refusal(call.q.device, call.q.dtype)
+    if torch.compiler.is_compiling():
+        reason = "torch.compile cannot trace it"
+    elif forward_ad._current_level >= 0:
+        reason = "it has no derivatives in forward mode"
     if reason is not None:
         raise Mistake(f"backend native cannot serve this call: {reason}. Use auto, strided or sdpa.")
     return import_module(".native", __package__).attend(call)

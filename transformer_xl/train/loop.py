@@ -210,7 +210,7 @@ class _Loop:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
         trainer, settings, stopping = self.trainer, self.config.train, False
         if self._lacks_validation():
-            stopping = self._validate_and_save(received)
+            stopping = self._validate(received) is None  # `Run.best` finds its loss in the metrics
         while trainer.step < settings.max_steps and not stopping:
             if getattr(sys.stdout, "reader_left", False):
                 received.append("closed pipe")
@@ -226,10 +226,12 @@ class _Loop:
                 self._report()
             if self._due(settings.sample_every):
                 self._sample()
-            if self._validation_due() and not stopping:
-                stopping = self._validate_and_save(received)
-            elif stopping or self._due(settings.save_every):
-                self._save(None)
+            due, valid_loss = self._validation_due(), None
+            if due and not stopping:
+                valid_loss = self._validate(received)
+                stopping = valid_loss is None
+            if due or stopping or self._due(settings.save_every):
+                self._save(valid_loss)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.trainer.step % every == 0
@@ -238,20 +240,14 @@ class _Loop:
         return self.trainer.step >= self.config.train.max_steps or self._due(self.config.train.eval_every)
 
     def _lacks_validation(self) -> bool:
-        """Whether a signal ended the last process before or during the validation of this step."""
+        """Whether a signal ended the last process before or during the validation of this step, of which nothing was
+        kept."""
         if not self.trainer.step or not self._validation_due():
             return False
         entries = self.run.metrics.entries() if self.trainer.ranks.first else []
         made = any(entry["step"] == self.trainer.step for entry in validations(entries))
         [known] = self.trainer.ranks.total([made])
         return not known
-
-    def _validate_and_save(self, received: list[str]) -> bool:
-        """Validate and save this step. A signal ends the validation, of which nothing is kept: resuming repeats it.
-        Returns whether one came."""
-        valid_loss = self._validate(received)
-        self._save(valid_loss)
-        return valid_loss is None
 
     def _say(self, line: str) -> None:
         if self.trainer.ranks.first:
@@ -378,7 +374,7 @@ def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
             signal.signal(other, previous[other])
         if number == signal.SIGINT:
             with suppress(OSError):  # not by `print`, because the signal may interrupt a print
-                os.write(2, b"\ntxl: This step ends, and is saved. A second Ctrl-C ends at once.\n")
+                os.write(2, b"\ntxl: This step is saved. A second Ctrl-C ends at once.\n")
 
     for number in previous:
         signal.signal(number, receive)
