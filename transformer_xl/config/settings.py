@@ -96,8 +96,8 @@ class CorpusConfig(Checked):
         if self.unit == "bpe" and len(self.document_end) > 1 and len(self.document_end.split()) != 1:
             sentence = '{} must have no white space for {} = "bpe", which cuts texts there.'
             yield Problem(("document_end", "unit"), sentence)
-        if self.unit != "byte" and any("\ud800" <= character <= "\udfff" for character in self.document_end):
-            yield Problem(("document_end", "unit"), '{} must be UTF-8 unless {} is "byte". Name another token.')
+        if any("\ud800" <= character <= "\udfff" for character in self.document_end):
+            yield Problem(("document_end",), "{} must be UTF-8, because config.toml holds it. Name another token.")
         if self.extend_vocab and self.unit == "bpe":
             sentence = '{} must be false for {} = "bpe", because subwords write any word. Leave it out.'
             yield Problem(("extend_vocab", "unit"), sentence)
