@@ -174,6 +174,14 @@ def test_a_model_with_weights_that_are_not_finite_is_a_failure(home, tmp_path, c
         assert "nan" in shown.out and "finite" in shown.err and "dynamic" not in shown.err
 
 
+def test_lines_are_read_without_a_byte_order_mark_and_refused_by_their_number(home, capsys):
+    Path("marked.txt").write_bytes(b"\xef\xbb\xbf" + Path("text.txt").read_bytes())
+    assert printed("score run marked.txt", capsys) == printed("score run text.txt", capsys)
+    Path("latin.txt").write_bytes(b"a\n\xe9\n")
+    assert main(words("score run latin.txt")) == 2
+    assert "latin.txt, line 2, must be UTF-8" in capsys.readouterr().err
+
+
 def test_bits_per_byte_with_unknown_words_are_marked_as_not_comparable(home, capsys):
     told = "bits/byte is not comparable with other vocabularies: <unk> hides what it stands for"
     assert told in printed("eval run --data other.txt", capsys).splitlines()[0]

@@ -761,6 +761,7 @@ class TestVocabFile:
             (b"the 9\nof 7\n<unk> 2\n", "sentence", "<S> the of <unk>"),
             (b"the\nof\n<unk>", "drop", "the of <unk>"),
             (b"the\nof\n", "keep", "<eos> <unk> the of"),
+            (b"\xef\xbb\xbfthe\nof\n", "keep", "<eos> <unk> the of"),
             (b"<UNK>\nof\n<eos>\n", "keep", "<UNK> of <eos>"),
             (b"1990 3\n12 2\n", "keep", "<eos> <unk> 1990 12"),
             (b"1990\n12\n", "keep", "<eos> <unk> 1990 12"),

@@ -43,7 +43,8 @@ class Score:
         lines = text.split(b"\n")
         if not lines[-1]:  # nothing follows the last line end, or the file is empty
             lines.pop()
-        given = lines if loaded.vocab.unit == "byte" else [text_of(line, self.file) for line in lines]
+        texts = (text_of(line, f"{self.file}, line {number:,},") for number, line in enumerate(lines, start=1))
+        given = lines if loaded.vocab.unit == "byte" else list(texts)
         scores = score_lines(
             loaded.model,
             loaded.vocab,

@@ -369,9 +369,9 @@ def _utf8(text: str) -> bytes:
 
 
 def text_of(content: bytes, file: str) -> str:
-    """Decode UTF-8; a `Mistake` for other bytes names the file."""
+    """Decode UTF-8, without a byte order mark; a `Mistake` for other bytes names the file."""
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Mistake(f"{file} must be UTF-8 text unless the tokens are bytes, and is not: {error}.") from error
 
