@@ -389,6 +389,15 @@ class TestAnyText:
             "Left out: README.md (names no split).",
         ]
 
+    @pytest.mark.parametrize("suffix", [".txt", ".zip"])
+    def test_a_name_may_be_as_long_as_the_disk_allows(self, tmp_path: Path, suffix: str) -> None:
+        path = tmp_path / ("\u540d" * 83 + suffix)
+        path.write_bytes(b"abc\n" * 99)
+        if suffix == ".zip":
+            with zipfile.ZipFile(path, "w") as packed:
+                packed.writestr("a.txt", b"abc\n" * 99)
+        assert open_corpus(path).name == path.name
+
     def test_notes_name_files_outside_utf8_and_links_to_folders(self, tmp_path: Path) -> None:
         (tmp_path / "text").mkdir()
         (tmp_path / "text" / os.fsdecode(b"caf\xe9.txt")).write_bytes(b"text")

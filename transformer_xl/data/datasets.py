@@ -173,7 +173,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
         settings += [config.document_end, vocab.fingerprint if vocab else None, texts.digest]
         digest = digest_of_json(settings)
         corpus = Corpus.build(
-            cache_folder() / "texts" / f"{path.stem}-{digest[:16]}",
+            cache_folder() / "texts" / f"{path.stem[:48]}-{digest[:16]}",  # names have at most 255 bytes
             texts.splits,
             name=path.name,
             unit=unit,

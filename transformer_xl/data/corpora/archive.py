@@ -58,10 +58,11 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
         return
     with explain_write_error(home):
         home.mkdir(parents=True, exist_ok=True)
-    with wait_for(home / f".{path.name}.lock", f"unpacking {path}"):
-        remove_unfinished(home, path.name)  # left by a process that was killed
+    name = path.name[-48:]  # names have at most 255 bytes
+    with wait_for(home / f".{name}.lock", f"unpacking {path}"):
+        remove_unfinished(home, name)  # left by a process that was killed
         with explain_write_error(home):
-            temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{path.name}-", dir=home)
+            temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{name}-", dir=home)
         with temporary as folder:
             inside = Path(folder) / path.name  # errors about a file in it then name the archive
             _unpack(path, inside)
