@@ -314,7 +314,7 @@ class TestJsonLines:
     )
     def test_a_line_without_text_is_named(self, tmp_path: Path, line: str, reason: str) -> None:
         (tmp_path / "a.jsonl").write_text(f'"one"\n\n{line}\n"four"\n')
-        with pytest.raises(Mistake, match=rf'a\.jsonl, line 3, must be a JSON string .*"text": .*{reason}'):
+        with pytest.raises(Mistake, match=rf'a\.jsonl, line 3, must be a JSON string .*"text": .*{reason}.*column'):
             open_corpus(tmp_path / "a.jsonl")
 
     def test_other_texts_beside_lines_are_refused_but_for_a_readme(self, tmp_path: Path) -> None:

@@ -175,7 +175,10 @@ def _text_of(line: bytes, column: str, name: str) -> bytes:
         reason = "it has no text"
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", "") or str(error)
-    raise Mistake(f'{name}, must be a JSON string or an object with a string "{column}": {reason}. Mend or remove it.')
+    raise Mistake(
+        f'{name}, must be a JSON string or an object with a string "{column}": {reason}. Mend or remove it, or name '
+        "the field by --corpus.column."
+    )
 
 
 def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
