@@ -160,3 +160,8 @@ def test_no_character_is_lost_where_a_text_has_no_border() -> None:
     ours, text = Subwords(json.dumps(llama())), "bcat" * 9000
     written = b"".join(ours.token_bytes[i] for i in ours.encode(text)).decode()
     assert written.replace(" ", "") == text and written.count(" ") <= 4
+
+
+def test_unknown_pieces_are_called_subwords() -> None:
+    vocab = Vocab.of_tokenizer(json.dumps(word_level()))
+    assert vocab.unknown_in(["zebra"], "the text") == "1 of 1 subwords of the text are unknown to the model"

@@ -18,7 +18,7 @@ from .corpora.published import DATASETS
 from .datasets import inherited, missing_corpus, open_corpus, store_of
 from .header import Header
 from .reading import expand_home
-from .vocab import Vocab
+from .vocab import Vocab, units_of
 
 BYTES, WORDS = "text-fast", "text-words"
 PASSES = {BYTES: 5, WORDS: 10}
@@ -74,7 +74,7 @@ def choose_recipe(
         words.append("--eval.split=valid")
     recipe = WORDS if unit == "id" and len(corpus.vocab) > MOST_CHARACTERS else usual
     paced, how = _pace(recipe, splits["train"].tokens if "train" in splits else 0, overrides)
-    tokens = f"{len(corpus.vocab):,} ids" if unit == "id" else "subwords" if unit == "bpe" else f"{unit}s"
+    tokens = f"{len(corpus.vocab):,} ids" if unit == "id" else units_of(unit)
     why = f"{_named(recipe)}: {_quote(data)} is read as {tokens}; {how}{_another(data)}."
     return ChosenRecipe(recipe, (*words, *paced), why)
 

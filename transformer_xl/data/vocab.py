@@ -127,9 +127,8 @@ class Vocab:
     def __str__(self) -> str:
         if self.unit == "id":
             return f"{len(self)} ids"
-        units = "subwords" if self.unit == "bpe" else f"{self.unit}s"
         ends = {"keep": "newlines kept", "drop": "newlines dropped", "sentence": "sentences between <S>"}
-        return f"{len(self)} {units}, {ends[self.newlines]}"
+        return f"{len(self)} {units_of(self.unit)}, {ends[self.newlines]}"
 
     def __repr__(self) -> str:
         return f"Vocab({self})"
@@ -228,7 +227,7 @@ class Vocab:
         texts."""
         ids = [text if isinstance(text, np.ndarray) else self.encode(text) for text in texts]
         unknown = 0 if self.unk is None else sum(int((each == self.unk).sum()) for each in ids)
-        counts = f"{unknown:,} of {sum(map(len, ids)):,} {self.unit}s"
+        counts = f"{unknown:,} of {sum(map(len, ids)):,} {units_of(self.unit)}"
         return f"{counts} of {name} are unknown to the model" if unknown else ""
 
     def decode(self, ids: Any) -> str:
@@ -335,6 +334,11 @@ class Vocab:
         if wrong.size:
             raise Mistake(f"An id must be from 0 to {len(self) - 1:,}, the vocabulary's, got {wrong.flat[0]}.")
         return array
+
+
+def units_of(unit: str) -> str:
+    """What a sentence calls the tokens."""
+    return "subwords" if unit == "bpe" else f"{unit}s"
 
 
 def is_text(symbol: object) -> bool:

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..config.settings import LENGTHS
+from ..data.vocab import units_of
 from ..run.folder import short_names
 from ..runtime.files import write_whole
 from . import summary
@@ -93,7 +94,8 @@ def _summary(records: Sequence[Record]) -> Table:
     for index, record in enumerate(records):
         scored, *others = main_figures(record).values()
         scored += f" ({record.config.eval.split})" if len(splits) > 1 else ""
-        rows.append([key.format(line_class(index), record.name), f"{record.corpus}, {record.unit}s", scored, *others])
+        text = f"{record.corpus}, {units_of(record.unit)}"
+        rows.append([key.format(line_class(index), record.name), text, scored, *others])
     return Table(["run", "corpus", " or ".join(splits), *[*main_figures(records[0])][1:]], rows, words=2)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..config.recipe import load_recipe, packaged_recipes
 from ..config.shape import RECURRENT
+from ..data.vocab import units_of
 from ..evaluation.score import figure
 from ..paper.exhibits import exhibits, rows_of
 from ..runtime.files import last_part
@@ -48,7 +49,7 @@ def description(record: Record) -> str:
     devices = record.environment.get("devices")
     names = devices if isinstance(devices, list) and devices else ["an unknown machine"]
     machine = names[-1 if train.device.startswith("cuda") else 0]
-    text = f"{record.corpus} ({record.unit}s)"
+    text = f"{record.corpus} ({units_of(record.unit)})"
     return f"{kind}, {shape}, on {text}; trained on {machine}, {train.precision}, {train.backend}"
 
 

@@ -20,7 +20,7 @@ from ..config.settings import RunConfig
 from ..config.values import value_text
 from ..data.corpus import Corpus
 from ..data.datasets import inherited, open_corpus
-from ..data.vocab import Vocab
+from ..data.vocab import Vocab, units_of
 from ..evaluation.score import EvalResult
 from ..evaluation.splits import score_split
 from ..mistake import Mistake
@@ -121,10 +121,10 @@ def _check_unknown(corpus: Corpus) -> None:
     train = corpus.header.splits["train"]
     if train.unknown > MOST_UNKNOWN * train.tokens:
         share = f"{train.unknown / train.tokens:.1%} of {train.tokens:,}"
+        add = "Give" if corpus.unit == "bpe" else "Add them with --corpus.extend-vocab, or give"
         raise Mistake(
-            f"The training split of {corpus.name} must have at most {MOST_UNKNOWN:.0%} of {corpus.unit}s that the "
-            f"model of --init does not know, and {share} are unknown. Add them with --corpus.extend-vocab, or give "
-            "another text."
+            f"The training split of {corpus.name} must have at most {MOST_UNKNOWN:.0%} of {units_of(corpus.unit)} that "
+            f"the model of --init does not know, and {share} are unknown. {add} another text."
         )
 
 
