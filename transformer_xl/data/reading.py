@@ -120,7 +120,8 @@ def _pieces(text: Text, unit: Unit, size: int) -> Iterator[bytes]:
 
 def is_jsonl(path: Path) -> bool:
     """Whether a file has JSON lines, compressed or plain, by its name."""
-    return path.suffix == ".jsonl" or (path.suffix in OPENERS and path.stem.endswith(".jsonl"))
+    name = path.stem if path.suffix in OPENERS else path.name
+    return name.lower().endswith(".jsonl")
 
 
 def documents(text: Text) -> Iterator[Text]:

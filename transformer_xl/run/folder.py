@@ -107,11 +107,12 @@ class Run:
     def _valid_loss(self, header: dict[str, Any]) -> object:
         """The loss in a checkpoint, or what a resumed run logged for this step because a signal had ended its
         validation."""
-        step, train = header.get("step"), header.get("train")
-        if header.get("valid_loss") is None and isinstance(step, int) and isinstance(train, dict):
-            if step == train.get("max_steps") or (train.get("eval_every") and step % train["eval_every"] == 0):
-                return next((e.get("loss") for e in validations(self.metrics.entries()) if e["step"] == step), None)
-        return header.get("valid_loss")
+        loss, step, train = header.get("valid_loss"), header.get("step"), header.get("train")
+        if loss is not None or not (isinstance(step, int) and isinstance(train, dict)):
+            return loss
+        due = step == train.get("max_steps") or (train.get("eval_every") and step % train["eval_every"] == 0)
+        known = validations(self.metrics.entries()) if due else []
+        return next((entry.get("loss") for entry in known if entry["step"] == step), None)
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the last `keep` and the best one of the last two ways to measure the loss."""
