@@ -40,29 +40,14 @@ _AT_A_TIME = 1 << 21
 """Maximum number of position weights in a block of draws: 16 MB."""
 
 
-class Gains(NamedTuple):
-    """The gain from one more step after each context except the longest, for each draw of positions."""
+def gains(
+    losses: Float[np.ndarray, "I L P"], share: float, weights: Integer[np.ndarray, "R P"] | None = None
+) -> tuple[Float[np.ndarray, "R I C"], Float[np.ndarray, "R I C"]]:
+    """The gains of each model from one more step after each context except the longest: g_i(c, c'), from 0 to 1,
+    because losses that rise with a longer context do not count; and in perplexity, as in Figure 3.
 
-    before: Float[np.ndarray, "R C"]
-    """f(c, c): the same for every model, because no model is below the baseline."""
-    after: Float[np.ndarray, "R I C"]
-    """f_i(c, c')."""
-
-    @property
-    def relative(self) -> Float[np.ndarray, "R I C"]:
-        """g_i(c, c'), from 0 to 1, because losses that rise with a longer context do not count."""
-        return -np.expm1(self.after - self.before[:, None])
-
-    @property
-    def perplexity(self) -> Float[np.ndarray, "R I C"]:
-        """exp f_i(c, c) - exp f_i(c, c'), as in Figure 3."""
-        return np.exp(self.before)[:, None] - np.exp(self.after)
-
-
-def gains(losses: Float[np.ndarray, "I L P"], share: float, weights: Integer[np.ndarray, "R P"] | None = None) -> Gains:
-    """The gains of each model, from its losses in nats at L contexts, shortest first, and P positions.
-
-    `weights` are the counts of each position in each of R draws; None is one draw with each position once.
+    `losses` are in nats at L contexts, shortest first, and P positions. `weights` are the counts of each position in
+    each of R draws; None is one draw with each position once.
     """
     if weights is None:
         weights = np.ones((1, losses.shape[2]), np.int64)
@@ -75,16 +60,8 @@ def gains(losses: Float[np.ndarray, "I L P"], share: float, weights: Integer[np.
         taken = np.clip(counts - (drawn.cumsum(1) - drawn), 0, drawn)
         before.append(taken @ baseline[hardest] / counts[:, 0])
         after.append(taken @ np.minimum(baseline, later)[:, hardest].T / counts)
-    return Gains(np.stack(before, -1), np.stack(after, -1))
-
-
-def effective(
-    relative: Float[np.ndarray, "*R C"], contexts: Int[np.ndarray, " L"]
-) -> tuple[Int[np.ndarray, "*R"], Bool[np.ndarray, "*R"]]:
-    """RECL in tokens, from the relative gains at all `contexts` except the longest, and whether it was reached."""
-    below = relative < THRESHOLD
-    reached = np.asarray(below.any(-1))
-    return contexts[np.where(reached, below.argmax(-1), len(contexts) - 1)], reached
+    old, new = np.stack(before, -1)[:, None], np.stack(after, -1)  # f(c, c) is the same for every model
+    return -np.expm1(new - old), np.exp(old) - np.exp(new)
 
 
 class EffectiveLength(NamedTuple):
@@ -120,18 +97,20 @@ def measure(
     """Compute RECL for one share of positions, with intervals over `draws`."""
     blocks = [None, *np.array_split(draws, 1 + draws.size // _AT_A_TIME)]
     forth = [gains(losses, share, weights) for weights in blocks]
+    relative, perplexity = (np.concatenate(each) for each in zip(*forth, strict=True))
     # With contexts in reverse order, each step goes back.
-    back = np.concatenate([gains(losses[:, ::-1], share, weights).relative[..., ::-1] for weights in blocks])
-    relative = np.concatenate([each.relative for each in forth])
-    perplexity = np.concatenate([each.perplexity for each in forth])
-    length, net = (_length(curve, contexts) for curve in (relative, relative - back))
+    back = np.concatenate([gains(losses[:, ::-1], share, weights)[0][..., ::-1] for weights in blocks])
+    length, net = (effective_length(curve, contexts) for curve in (relative, relative - back))
     curves = (relative[0], middle(relative[1:]), back[0], perplexity[0], middle(perplexity[1:]))
     return ReclResult(share, length, net, *curves)
 
 
-def _length(relative: Float[np.ndarray, "R I C"], contexts: Int[np.ndarray, " L"]) -> EffectiveLength:
-    """The length of the first curve, with the interval over the others."""
-    tokens, reached = effective(relative, contexts)
+def effective_length(relative: Float[np.ndarray, "R I C"], contexts: Int[np.ndarray, " L"]) -> EffectiveLength:
+    """The length by the relative gains of the first draw at all `contexts` except the longest, with the interval over
+    the other draws."""
+    below = relative < THRESHOLD
+    reached = np.asarray(below.any(-1))
+    tokens = contexts[np.where(reached, below.argmax(-1), len(contexts) - 1)]
     return EffectiveLength(tokens[0], reached[0], middle(tokens[1:], method="inverted_cdf").astype(contexts.dtype))
 
 
