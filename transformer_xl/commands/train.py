@@ -5,7 +5,6 @@ Under torchrun every rank runs this; only rank 0 writes and prints.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -56,8 +55,12 @@ class Train:
         """Train in the folder, then score the best checkpoint and write the page. Returns the exit status."""
         folder = self.out or default_run(self.recipe, self.data)
         saved = any(folder.glob("checkpoints/[!.]*"))  # sound or damaged
-        resume = self.resume == "yes" or (saved and (self.resume == "auto" or is_restart(folder)))
-        recipe, why = self.recipe or "", ""
+        resume = self.resume == "yes" or (saved and self.resume == "auto")
+        if saved and not resume:
+            from ..run.folder import Run
+
+            resume = Run(folder).began_here()  # torchrun starts a process again to replace processes that failed
+        recipe, why, first = self.recipe or "", "", rank_and_size()[0] == 0
         if resume:
             from ..run.folder import Run
             from ..train.resuming import resumed_settings
@@ -78,14 +81,11 @@ class Train:
                     source = find_checkpoint(local(self.init))
                     init = load_vocab(source), load_config(source).corpus
                 recipe, defaults, why = choose_recipe(self.data or "", overrides, init)
-            note = None if rank_and_size()[0] == 0 else recipes.unsaid
+            note = None if first else recipes.unsaid
             config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data, note=note)
-        if self.print_config and rank_and_size()[0] > 0:
-            return 0
         if self.print_config:
-            if why:
-                print(f"# {why}")
-            print(recipes.write_toml(config), end="")
+            if first:
+                print(f"# {why}\n" if why else "", recipes.write_toml(config), sep="", end="")
             return 0
 
         from ..interop.hub import local
@@ -142,15 +142,6 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
                 report = f"txl report {quote(str(run.path))}"
                 print(f"{report} adds what takes a minute: memory lengths and a coloured text.")
     return status
-
-
-def is_restart(folder: Path) -> bool:
-    """Whether torchrun started this process to replace processes that failed."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return False
-    from ..run.folder import Run
-
-    return Run(folder).began_here()
 
 
 def spell_out_resume(words: Sequence[str]) -> list[str]:
