@@ -92,25 +92,6 @@ def _draw(axis: Axes, name: str, curve: Curve, rings: Mapping[str, str]) -> None
         axis.plot(curve.x[index], curve.y[index], rings[word], color=colour, mfc="none", ms=10)
 
 
-def draw_values(
-    stem: Path, rows: Sequence[str], panels: Mapping[str, Sequence[Sequence[float]]], title: str
-) -> list[Path]:
-    """Draw a row for each name: its values in each panel as dots, and their mean as a line."""
-    figure = _figure(3.0 + 3.4 * len(panels), 1.2 + 0.3 * len(rows))
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axis, (name, values) in zip(axes, panels.items(), strict=True):
-        for row, found in enumerate(values):
-            axis.plot(found, [row] * len(found), "o", color="C0", ms=4)
-            if found:
-                axis.plot([np.mean(found)] * 2, [row - 0.3, row + 0.3], color="C0")
-        axis.set_title(name, fontsize=10)
-        axis.grid(color="0.9")
-    axes[0].set_ylim(len(rows) - 0.5, -0.5)
-    axes[0].set_yticks(range(len(rows)), rows, fontsize=8)
-    figure.suptitle(title, fontsize=10)
-    return save_figure(figure, stem)
-
-
 def draw_by_distance(
     stem: Path,
     panels: Mapping[str, Float[np.ndarray, "N H S"]],

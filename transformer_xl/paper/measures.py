@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..analysis.figures import Curve, draw_curves, draw_values, if_possible
+from ..analysis.figures import Curve, draw_curves, if_possible
 from ..analysis.recl import ABSOLUTE
 from ..evaluation.score import figure
 from ..runtime.files import write_whole
@@ -36,7 +36,7 @@ class Measure(NamedTuple):
     make: Callable[[Study, Exhibit, int, Path], None] | None = None
     """Measure the models of a seed, and write files to a folder; None: training has scored them."""
     draw: Callable[[Exhibit, Results, Path], None] | None = None
-    """Draw the results of all seeds into a folder; None: `make` has drawn them."""
+    """Draw the results of all seeds into a folder; None: there is nothing to draw, or `make` has drawn it."""
 
 
 def score_values(line: Line, result: Result) -> Sequence[Value]:
@@ -69,18 +69,6 @@ def _has_lengths(result: Result, wanted: set[int]) -> bool:
 def length_values(line: Line, result: Result) -> Sequence[Value]:
     lengths: Mapping[str, float] = result.get("lengths", {})
     return [lengths.get(str(result["trained_length"])), min(lengths.values(), default=None), result.get("shortest")]
-
-
-def draw_first_column(exhibit: Exhibit, results: Results, folder: Path) -> None:
-    """Draw the paper's first figure of each line, and what is measured first, over seeds."""
-    measure = MEASURES[exhibit.measure]
-    found = [[measure.values(line, r)[0] for r in results.get(line.row or exhibit.home, ())] for line in exhibit.lines]
-    ours = [[value for value in values if isinstance(value, float)] for values in found]
-    paper = [[float(value) for value in line.paper[:1] if isinstance(value, int | float)] for line in exhibit.lines]
-    unit = next((r["unit"] for each in results.values() for r in each if "unit" in r), "")
-    panels = {f"paper: {exhibit.published[0]}": paper, f"here: {measure.columns[0].format(unit)}": ours}
-    names = [", ".join(map(str, line.cells)) for line in exhibit.lines]
-    if_possible(lambda: draw_values(folder / "figures", names, panels, exhibit.title))
 
 
 def draw_lengths(exhibit: Exhibit, results: Results, folder: Path) -> None:
@@ -149,12 +137,12 @@ def make_samples(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> Non
 
 
 MEASURES = {
-    "score": Measure(("{}", "valid", "parameters"), score_values, draw=draw_first_column),
+    "score": Measure(("{}", "valid", "parameters"), score_values),
     "lengths": Measure(
         ("{}, trained length", "best {}", "shortest as good"), length_values, make_lengths, draw_lengths
     ),
     "recl": Measure(("r = 0.1", "r = 0.5", "r = 1"), recl_values, make_recl),
-    "speed": Measure(("slowdown", "attention length"), speed_values, make_speed, draw_first_column),
+    "speed": Measure(("slowdown", "attention length"), speed_values, make_speed),
     "attention": Measure(make=make_attention),
     "text": Measure(make=make_samples),
 }
