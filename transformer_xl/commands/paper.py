@@ -94,7 +94,7 @@ class Paper:
 
 
 def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"]) -> None:
-    """Train the models of an exhibit that are missing, measure, and write the table and the pictures."""
+    """Train the models of an exhibit that are missing, measure, and write the table."""
     from ..paper import show
     from ..paper.exhibits import SIZES
     from ..paper.measures import MEASURES
@@ -129,8 +129,6 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
     for name, cells in show_tables(exhibit, found, how).items():
         write_whole(folder / f"{name}.csv", show.as_csv(cells))
         write_whole(folder / f"{name}.tex", show.as_latex(f"{exhibit.home}, {how}: {exhibit.title}", cells))
-    if measure.draw is not None:
-        measure.draw(exhibit, found, folder)
     files = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if file.suffix in SHOWN]
     print(f"\nIn {folder}: {', '.join(files)}")
 

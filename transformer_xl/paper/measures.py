@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from ..analysis.figures import Curve, draw_curves, if_possible
 from ..analysis.recl import ABSOLUTE
 from ..evaluation.score import figure
 from ..runtime.files import write_whole
@@ -35,8 +32,6 @@ class Measure(NamedTuple):
     """The values of a line in the result of its row, in the order of the columns."""
     make: Callable[[Study, Exhibit, int, Path], None] | None = None
     """Measure the models of a seed, and write files to a folder; None: training has scored them."""
-    draw: Callable[[Exhibit, Results, Path], None] | None = None
-    """Draw the results of all seeds into a folder; None: there is nothing to draw, or `make` has drawn it."""
 
 
 def score_values(line: Line, result: Result) -> Sequence[Value]:
@@ -69,22 +64,6 @@ def _has_lengths(result: Result, wanted: set[int]) -> bool:
 def length_values(line: Line, result: Result) -> Sequence[Value]:
     lengths: Mapping[str, float] = result.get("lengths", {})
     return [lengths.get(str(result["trained_length"])), min(lengths.values(), default=None), result.get("shortest")]
-
-
-def draw_lengths(exhibit: Exhibit, results: Results, folder: Path) -> None:
-    """Draw the mean over seeds by attention length, with the trained length marked."""
-    curves = {}
-    for line in exhibit.lines:
-        found = [result for result in results.get(line.row, ()) if "lengths" in result]
-        if found:
-            x = np.array(sorted(set.intersection(*({int(n) for n in result["lengths"]} for result in found))))
-            y = np.array([np.mean([result["lengths"][str(n)] for result in found]) for n in x])
-            marks = {int(np.searchsorted(x, found[0]["trained_length"])): "trained"}
-            curves[", ".join(map(str, line.cells))] = Curve(x, y, marks=marks)
-    if curves:
-        unit = next(result["unit"] for found in results.values() for result in found)
-        title = f"{exhibit.home}: mean over seeds"
-        if_possible(lambda: draw_curves(folder / "lengths", {title: curves}, "attention length in tokens", unit))
 
 
 def make_recl(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
@@ -138,9 +117,7 @@ def make_samples(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> Non
 
 MEASURES = {
     "score": Measure(("{}", "valid", "parameters"), score_values),
-    "lengths": Measure(
-        ("{}, trained length", "best {}", "shortest as good"), length_values, make_lengths, draw_lengths
-    ),
+    "lengths": Measure(("{}, trained length", "best {}", "shortest as good"), length_values, make_lengths),
     "recl": Measure(("r = 0.1", "r = 0.5", "r = 1"), recl_values, make_recl),
     "speed": Measure(("slowdown", "attention length"), speed_values, make_speed),
     "attention": Measure(make=make_attention),

@@ -1,7 +1,7 @@
 """Train the models of a table, as `txl` commands, and keep their results.
 
     OUT/SIZE/ROW-SEED/          a run folder, with result.json once it has been scored
-    OUT/SIZE/EXHIBIT/           the table as CSV and LaTeX, its pictures, and what other commands measured for it
+    OUT/SIZE/EXHIBIT/           the table as CSV and LaTeX, and what other commands measured and drew for it
     OUT/texts/                  texts that are made for the toy size and for shuffled sentences
 
 Everything can be killed: the same command goes on with it.
