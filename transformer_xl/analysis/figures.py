@@ -1,9 +1,11 @@
-"""The pictures of the analyses, each as PNG and SVG: gains and perplexity over context (Figures 3 and 4), perplexity
-over attention length, heads over distance (Figures 5 and 7), and the memory that some tokens attend to (Figure 6)."""
+"""The arrays of the analyses, and their pictures, each as PNG and SVG: gains and perplexity over context (Figures 3 and
+4), perplexity over attention length, heads over distance (Figures 5 and 7), and the memory that some tokens attend to
+(Figure 6)."""
 
 from __future__ import annotations
 
 import io
+import json
 import math
 import sys
 import warnings
@@ -172,6 +174,14 @@ def if_possible(draw: Callable[[], list[Path]]) -> list[Path]:
         print(f"txl: {failed}", file=sys.stderr)
         return []
     return draw()
+
+
+def save_arrays(stem: Path, facts: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write `facts` to `stem`.json and `arrays` to `stem`.npz."""
+    write_whole(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    write_whole(stem.with_suffix(".npz"), file.getvalue())
 
 
 def _figure(width: float, height: float) -> Figure:

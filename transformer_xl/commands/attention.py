@@ -54,8 +54,7 @@ class Attention:
     def run(self) -> None:
         """Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays."""
         from ..analysis import attention, heads
-        from ..analysis.comparison import save_arrays
-        from ..analysis.figures import if_possible
+        from ..analysis.figures import if_possible, save_arrays
         from ..evaluation.splits import segments_of
         from ..interop.hub import local
         from ..run.trained import TrainedRun

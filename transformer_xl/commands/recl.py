@@ -12,14 +12,13 @@ from tyro.conf import arg
 
 from ..config.problems import Problems
 from ..runtime.terminal import show_pairs, show_table
-from .shared import ComparisonOptions, Precision
+from .shared import Comparison, ComparisonOptions, Precision
 
 if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Float, Int
 
     from ..analysis import recl as measures
-    from ..analysis.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Recl(ComparisonOptions):
         import numpy as np
 
         from ..analysis import recl as measures
-        from ..analysis.comparison import save_arrays
-        from ..analysis.figures import Curve, draw_curves, draw_gains, if_possible
+        from ..analysis.figures import Curve, draw_curves, draw_gains, if_possible, save_arrays
 
         step, longest, seed = self.step, self.max_context, self.seed
         problems = Problems()

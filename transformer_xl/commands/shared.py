@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from tyro.conf import Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -13,8 +14,10 @@ from ..config.values import alternatives, fits, from_words, type_text, value_tex
 from ..mistake import Mistake
 
 if TYPE_CHECKING:
-    from ..analysis.comparison import Comparison
     from ..config.problems import Problems
+    from ..data.corpus import Split
+    from ..data.vocab import Vocab
+    from ..run.trained import TrainedRun
 
 RunFolder = Annotated[
     Positional[Path],
@@ -39,6 +42,25 @@ def check_folder(out: Path | None, problems: Problems) -> None:
         problems.append(f"--out must be a folder, and {out} is a file, or below one. Name another.")
 
 
+class Comparison(NamedTuple):
+    """Runs with the same vocabulary, and the text on which they are compared."""
+
+    runs: Sequence[TrainedRun]
+    names: Sequence[str]
+    vocab: Vocab
+    split: Split
+    unit: str
+    """The unit of the results: ppl or bpc."""
+
+    def facts(self, of_runs: Iterable[Mapping[str, object]]) -> dict[str, object]:
+        """The JSON entries about the text and each run, with the results of each run."""
+        runs = [
+            {"run": str(each.path), "name": name, "kind": each.config.model.kind, **figures}
+            for each, name, figures in zip(self.runs, self.names, of_runs, strict=True)
+        ]
+        return {**self.split.about, "precision": self.runs[0].precision, "runs": runs}
+
+
 @dataclass(frozen=True)
 class ComparisonOptions:
     """The options of the commands that compare runs."""
@@ -55,7 +77,6 @@ class ComparisonOptions:
 
     def compared(self, precision: Precision, problems: Problems) -> Comparison:
         """Open the runs, and the text on which they are compared. If there are `problems`, raise `Mistake` before."""
-        from ..analysis.comparison import Comparison
         from ..evaluation.score import figure
         from ..interop.hub import local
         from ..run.checkpoint import load_vocab
