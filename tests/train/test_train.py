@@ -42,8 +42,8 @@ from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import loop
 from transformer_xl.train.choices import choices, resolve_settings
+from transformer_xl.train.half import FIRST_SCALE, GROWTH_STEPS, LossScale
 from transformer_xl.train.loop import fit, train_segments
-from transformer_xl.train.scale import FIRST_SCALE, GROWTH_STEPS, LossScale
 from transformer_xl.train.step import MOST_SKIPPED, Trainer
 
 SHAPE = TransformerXLConfig(

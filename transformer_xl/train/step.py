@@ -30,11 +30,11 @@ from ..run.parts import set_weights, weights
 from ..runtime.device import sums_on
 from ..runtime.ranks import Ranks
 from .compiled import compile_objective, compiled, is_usual
+from .half import FIRST_SCALE, LossScale, unscale, zero_if_finite
 from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
 from .replay import Replay, forward_backward
-from .scale import FIRST_SCALE, LossScale, unscale, zero_if_finite
 from .writer import Snapshot
 
 MOST_SKIPPED = 10
