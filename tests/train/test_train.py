@@ -28,7 +28,7 @@ from transformer_xl.config.settings import EvalConfig, RunConfig, TrainConfig, T
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
-from transformer_xl.evaluation import splits
+from transformer_xl.evaluation import score
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
@@ -164,7 +164,7 @@ def test_a_signal_ends_a_validation_and_resuming_repeats_it(corpus, tmp_path, mo
         return evaluate(model, segments, *args, **settings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(splits, "evaluate", signalled)
+        patch.setattr(score, "evaluate", signalled)
         assert not run(corpus, tmp_path / "cut", **changes)[1]
     cut = Run(tmp_path / "cut")
     assert read == [1] and not validations(cut.metrics.entries()) and read_header(cut.latest)["valid_loss"] is None

@@ -55,7 +55,7 @@ class Attention:
         """Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays."""
         from ..analysis import attention, heads
         from ..analysis.figures import if_possible, save_arrays
-        from ..evaluation.splits import segments_of
+        from ..evaluation.score import segments_of
         from ..interop.hub import local
         from ..run.trained import TrainedRun
 

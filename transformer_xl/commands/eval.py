@@ -67,7 +67,7 @@ class Eval:
     """Print one JSON object."""
 
     def run(self) -> None:
-        from ..evaluation.splits import report_infinite, score_split, show_results
+        from ..evaluation.score import report_infinite, score_split, show_results
         from ..interop.hub import local
         from ..run.trained import TrainedRun, split_of
 
@@ -155,9 +155,8 @@ class Eval:
     ) -> LoadedModel:
         """`loaded` with a model that reads as asked for. This first measures gradients if they are needed."""
         from ..evaluation.dynamic import Dynamic, relative_rms
-        from ..evaluation.score import Tempered
+        from ..evaluation.score import Tempered, segments_of
         from ..evaluation.sliding import Sliding
-        from ..evaluation.splits import segments_of
 
         model: Any = loaded.model
         if self.sliding is not None:

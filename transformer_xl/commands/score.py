@@ -31,7 +31,7 @@ class Score:
         from ..data.reading import read_text
         from ..data.vocab import text_of
         from ..evaluation.lines import score_lines
-        from ..evaluation.splits import report_infinite
+        from ..evaluation.score import report_infinite
         from ..interop.hub import local
         from ..run.trained import TrainedRun
 

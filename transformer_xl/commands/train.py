@@ -108,7 +108,7 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
     `resume` continues from the last checkpoint. `afresh` allows the folder of a run that saved nothing. `page` writes
     the run's page from what is there. Mistakes are found before anything is written.
     """
-    from ..evaluation.splits import show_results
+    from ..evaluation.score import show_results
     from ..report.page import write_page
     from ..runtime.device import prepare_process
     from ..runtime.ranks import join_ranks

@@ -25,8 +25,7 @@ from ..data.corpus import Split
 from ..data.loader import Segment
 from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText
-from ..evaluation.score import evaluate
-from ..evaluation.splits import score_split, segments_of
+from ..evaluation.score import evaluate, score_split, segments_of
 from ..mistake import Mistake
 from ..run.checkpoint import LoadedModel
 from ..run.folder import find_checkpoint

@@ -22,8 +22,7 @@ from ..config.settings import RunConfig, TrainConfig
 from ..data.corpus import Corpus
 from ..data.loader import StreamLoader
 from ..evaluation.generate import Sampling, generate
-from ..evaluation.score import figure
-from ..evaluation.splits import score_split
+from ..evaluation.score import figure, score_split
 from ..mistake import Mistake
 from ..model.baselines import check_rebuilt
 from ..model.sublayer import Sublayer

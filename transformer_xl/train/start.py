@@ -21,8 +21,7 @@ from ..config.values import value_text
 from ..data.corpus import Corpus
 from ..data.datasets import inherited, open_corpus
 from ..data.vocab import Vocab, units_of
-from ..evaluation.score import EvalResult
-from ..evaluation.splits import score_split
+from ..evaluation.score import EvalResult, score_split
 from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
