@@ -53,8 +53,7 @@ class Attention:
 
     def run(self) -> None:
         """Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays."""
-        from ..analysis import attention, heads
-        from ..analysis.figures import if_possible, save_arrays
+        from ..analysis import attention, figures
         from ..evaluation.score import segments_of
         from ..interop.hub import local
         from ..run.trained import TrainedRun
@@ -89,14 +88,14 @@ class Attention:
             looks.append(see(loaded.model, ids, position, lengths, precision=precision))
         chosen = named or average.widest(NOTABLE)
         facts: dict[str, object] = {"run": str(trained.path), **split.about, "queries": average.queries}
-        facts |= {"precision": precision, "lengths": asdict(lengths), **heads.head_facts(average)}
-        facts["positions"] = heads.passage_facts(looks, chosen, loaded.vocab)
+        facts |= {"precision": precision, "lengths": asdict(lengths), **figures.head_facts(average)}
+        facts["positions"] = figures.passage_facts(looks, chosen, loaded.vocab)
         folder = self.out or trained.path / "attention"
         arrays = {"probability": average.probability, "sums": average.sums, "counts": average.counts}
         arrays |= {f"position_{look.position}": look.probability for look in looks}
-        save_arrays(folder / "attention", facts, arrays)
+        figures.save_arrays(folder / "attention", facts, arrays)
         title = f"{split.corpus}, {split.name}"
-        paths = if_possible(lambda: heads.draw_heads(folder, average, chosen, looks, loaded, title))
+        paths = figures.if_possible(lambda: figures.draw_heads(folder, average, chosen, looks, loaded, title))
         if self.json:
             print(json.dumps(facts | {"files": [str(path) for path in paths]}))
         else:
