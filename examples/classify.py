@@ -30,6 +30,7 @@ learned little more than spelling, and 256 documents are few to learn classes by
 
 import random
 import resource
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
