@@ -197,6 +197,12 @@ def test_a_refusal_holds_its_settings_and_reads_as_a_sentence_in_python():
         Lengths(tgt_len=1, mem_len=3, attn_len=9)
 
 
+def test_the_largest_rate_is_the_one_that_the_refusal_names():
+    assert TrainConfig(lr=1e30).lr == 1e30
+    with pytest.raises(WrongSettings, match=r"^lr must be at most 1e\+30, got 1e\+31\.$"):
+        TrainConfig(lr=1e31)
+
+
 @pytest.mark.mistyped
 def test_a_word_that_no_setting_knows_is_refused_in_python_too():
     with pytest.raises(WrongSettings, match=r"^schedule must be one of cosine, linear, inv_sqrt, constant, got wsd\.$"):

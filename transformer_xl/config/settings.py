@@ -13,7 +13,7 @@ from typing import Any, Literal
 from .problems import Checked, Problem, out_of_bounds
 from .shape import ATTENTION, KINDS, TransformerXLConfig, needs, of_other_kinds
 
-_LONGEST, _HIGHEST = 1 << 31, 10**30
+_LONGEST, _HIGHEST = 1 << 31, 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
