@@ -33,5 +33,5 @@ def refused(line: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main(words(line) if isinstance(line, str) else line) == 2
     lines = capsys.readouterr().err.splitlines()
-    [sentence] = [line for line in lines if not line.startswith("txl: Left out of the recipe")]  # true before it too
+    [sentence] = [line for line in lines if not line.startswith("txl: Left out, because")]  # true before it too
     return sentence.removeprefix("txl: ")

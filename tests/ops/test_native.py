@@ -202,6 +202,16 @@ def test_a_failed_build_is_said_in_a_line(elsewhere: Path, monkeypatch: pytest.M
     assert len(lines) == 3 and str(note) in lines[2], "a build that failed is tried again"
 
 
+def test_without_a_folder_to_write_nothing_is_built(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.compiler() is None:
+        pytest.skip("no C++ compiler")
+    (elsewhere / "file").touch()
+    monkeypatch.setenv("TXL_HOME", str(elsewhere / "file"))
+    lines: list[str] = []
+    native.build(lines.append)
+    assert len(lines) == 1 and "cannot be written. Set TXL_HOME" in lines[0]
+
+
 def test_a_build_that_cannot_be_loaded_is_not_used(elsewhere: Path) -> None:
     native.library().parent.mkdir(mode=0o755)
     native.library().write_bytes(b"no library")

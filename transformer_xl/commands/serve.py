@@ -56,7 +56,7 @@ class Serve:
 
     def run(self) -> None:
         if lacking := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
-            raise Mistake(f"txl serve needs {' and '.join(lacking)}. Install it: pip install fastapi uvicorn.")
+            raise Mistake(f"txl serve needs {' and '.join(lacking)}. Run `pip install fastapi uvicorn`.")
         from ..interop.hub import local
         from ..run.trained import TrainedRun
         from ..serving.answers import Service

@@ -349,7 +349,7 @@ def _adapt(chosen: dict[str, Value], named: set[str]) -> list[str]:
             break
         left_out |= {name: chosen.pop(name) for name in removed}
         causes |= set(removed)  # the settings of n-grams go with the n-grams
-    changed = {"Left out of the recipe, which has another kind or other lengths": left_out, "Added": added}
+    changed = {"Left out, because these settings of the recipe do not fit yours": left_out, "Added": added}
     listed = {
         what: [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]
         for what, values in changed.items()

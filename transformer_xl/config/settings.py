@@ -200,7 +200,8 @@ class TrainConfig(Checked):
 
     def _problems(self) -> Iterator[Problem]:
         yield from _length_problems(self)
-        counts = ("batch_size", "batch_chunk", "passes", "max_steps", "log_every", "keep", "sample_tokens")
+        yield from out_of_bounds(self, "batch_size", least=1, most=1 << 20)
+        counts = ("batch_chunk", "passes", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
         yield from out_of_bounds(self, *counts, least=1)

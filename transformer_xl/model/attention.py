@@ -68,7 +68,7 @@ class RelativeMultiheadAttention(Sublayer):
         self.n_head: int = config.n_head
         self.dropatt: float = config.dropatt
         self.qkv: RowLinear = RowLinear(config.d_model, 3 * width, bias=False)
-        self.qkv.tail = width  # keys and values of memory
+        self.qkv.tail = width  # the rows from here on, keys and values, are all that memory needs
         self.position: RowLinear | None = None
         if self.project_position and not config.share_position_projection:
             self.position = RowLinear(config.d_model, width, bias=False)
@@ -160,10 +160,8 @@ class RelativeMultiheadAttention(Sublayer):
 def project_together(
     attentions: Sequence[RelativeMultiheadAttention], encodings: Float[Tensor, "S D"]
 ) -> Sequence[tuple[Float[Tensor, "S W"]] | tuple[()]]:
-    """For each attention the projected encodings, from one product of all, if it must be and can be.
-
-    It need not be without gradients: nothing is kept for backward then, and each layer projects when its turn comes.
-    """
+    """For each attention its projected encodings, from one product of all. `()`: it projects them itself, because no
+    gradient is wanted (then nothing need be kept) or a projection is not plain."""
     own = [each.position for each in attentions if type(each).positions is RelativeMultiheadAttention.positions]
     plain = [each for each in own if isinstance(each, RowLinear) and each.is_plain() and each.bias is None]
     if not torch.is_grad_enabled() or len(plain) < len(attentions):

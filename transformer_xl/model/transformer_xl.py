@@ -55,7 +55,8 @@ class DecoderLayer(nn.Module):
         attn_len: int | None = None,
         first: First = None,
     ) -> Vectors:
-        """For `attn_len` and `first` see the op."""
+        """`past` is the layer's earlier inputs, or a cache of their keys and values. `positions` are the encodings and
+        biases. For `attn_len` and `first` see the op."""
         return self.feed_forward(self.attention(x, past, positions, attn_len, first))
 
 

@@ -4,7 +4,7 @@ Dai et al. 2019, section 3.3, for query i and key j at distance d = M + i - j:
 
     A_ij = (a) q_i . k_j  +  (b) q_i . r_d  +  (c) u . k_j  +  (d) v . r_d
 
-It is simple and slow, because every other backend is tested against it.
+It is simple, at the cost of speed, because every other backend is tested against it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def scores_by_term(
     scale: float | None = None,
     ahead: int = 0,
 ) -> tuple[Float[Tensor, "B H T S"], ...]:
-    """Terms (a) to (d) as separate tensors, scaled. The last row of `r` is distance -`ahead`; where j > M + i + `ahead`
-    (not seen) they have its values."""
+    """Terms (a) to (d) as separate tensors, scaled. The last row of `r` is distance -`ahead`. Keys that are not seen,
+    j > M + i + `ahead`, have that row's (b) and (d)."""
     queries, keys = q.shape[2], k.shape[2]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     i = torch.arange(queries, device=q.device)[:, None]

@@ -1,7 +1,7 @@
 """The shift of the paper's Appendix B without a copy, in plain PyTorch for any device.
 
-The position table gets one more row (row 0, never read), so row i of `(q + v) r^T` has S + 1 entries. Reading the same
-memory from offset T in rows of S moves row i left by T - 1 - i, which is the shift:
+The position table gets one more row (row 0, whose products the mask hides), so row i of `(q + v) r^T` has S + 1
+entries. Reading the same memory from offset T in rows of S moves row i left by T - 1 - i, which is the shift:
 
     written, T = 2, S = 3, by distance    * 2 1 0 | * 2 1 0
     read from offset 2                        1 0   * | 2 1 0

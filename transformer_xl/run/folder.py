@@ -240,8 +240,9 @@ class Run:
         began = (run / "environment.json").exists()
         may = resume or (afresh and began and last is None) or self.began_here()
         if not may and run.exists() and (not run.is_dir() or files.holds_anything(run)):
-            again = "--resume" if last is not None else "--resume auto, which starts what saved nothing again"
-            advice = f"Go on with it by txl train {again}, or choose" if began else "Choose"
+            again = "Go on with it by txl train --resume"
+            again = again if last is not None else "It saved no checkpoint: start it again by txl train --resume auto"
+            advice = f"{again}, or choose" if began else "Choose"
             raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
 
 

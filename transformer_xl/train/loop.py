@@ -104,7 +104,7 @@ def fit(
             run.tidy(config.train.keep)
             run.metrics.truncate(trainer.step)
         received = stack.enter_context(_deferred_signals(ranks))
-        # inside the line above, so signals are still deferred while it ends
+        # after the line above, so it ends first: signals are still deferred while the last checkpoint is written
         writer = stack.enter_context(BackgroundWriter(kept=ranks.first))
         loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, check_lock)
         loop.train(received)

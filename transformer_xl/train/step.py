@@ -111,7 +111,7 @@ def train_step(
             nll, after = run(objective, config.precision, factor, call, counts, step / config.max_steps)
         totals[0] += nll.to(totals.device).sum(dtype=torch.float64)
         left.append(after)
-    # Ranks average gradients; this makes sums of them. In fp16 a loss times the ranks would overflow earlier.
+    # The ranks' gradients were averaged; this makes sums of them. A loss times the ranks would overflow earlier in fp16.
     unscale((weight.grad for weight in model.parameters()), scale / ranks.size)
     clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
     totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
@@ -273,8 +273,8 @@ class Trainer:
             raise FloatingPointError(
                 f"{MOST_SKIPPED} steps in a row up to step {self.step} had no finite loss and gradient, so training "
                 f"stopped. The first nan or infinity is in {self._first_fault(result)}. Lower train.lr (now "
-                f"{self.config.lr}) or lengthen train.warmup_steps, and start from the last checkpoint, which has not "
-                "changed, with --init."
+                f"{self.config.lr}) or lengthen train.warmup_steps, and start again, or from the last checkpoint if "
+                "there is one, which has not changed, with --init."
             )
         return result
 

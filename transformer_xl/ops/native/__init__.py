@@ -121,6 +121,11 @@ def build(say: Callable[[str], None]) -> None:
     if failure.exists():
         say(f"PyTorch's slower kernels serve, because a build failed. {failure} says why; remove it to try again.")
         return
+    with suppress(OSError):
+        failure.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(failure.parent, os.W_OK):
+        say(f"The kernels were not built, because {failure.parent} cannot be written. Set TXL_HOME to another folder.")
+        return
     say("Building the kernels for this CPU, once, in less than a minute (TXL_NATIVE=0: never).")
     try:
         _compile(command, library())
@@ -143,7 +148,6 @@ def compiler() -> str | None:
 def _compile(compiler: str, path: Path) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o755)  # see `_doubt`; with some umasks a group may write
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
         built = Path(folder, path.name)
