@@ -111,7 +111,7 @@ def train_step(
             nll, after = run(objective, config.precision, factor, call, counts, step / config.max_steps)
         totals[0] += nll.to(totals.device).sum(dtype=torch.float64)
         left.append(after)
-    # The ranks' gradients were averaged; this makes sums of them. A loss times the ranks would overflow earlier in fp16.
+    # The ranks' gradients were averaged; this makes sums. In fp16 a loss times the ranks would overflow earlier.
     unscale((weight.grad for weight in model.parameters()), scale / ranks.size)
     clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
     totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
