@@ -180,12 +180,11 @@ def _quiet() -> Iterator[None]:
     """Without the exporters' warnings, which say nothing about the result."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
+    try:
+        with warnings.catch_warnings(action="ignore"):
             yield
-        finally:
-            logging.disable(before)
+    finally:
+        logging.disable(before)
 
 
 def export_onnx(loaded: LoadedModel, lengths: Lengths, folder: str | Path, *, int8: bool = False) -> None:

@@ -62,8 +62,7 @@ def read_pickle(path: Path) -> object:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, or no regular file. Get it, and all that belongs to it.")
     try:
-        with path.open("rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of other versions and protocols
+        with path.open("rb") as file, warnings.catch_warnings(action="ignore"):  # torch's, of other versions
             start = file.read(len(_LEGACY))
             file.seek(0)
             if start.startswith(b"PK\3\4"):

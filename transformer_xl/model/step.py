@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,6 @@ from .modules import as_marks, check_vectors, has_hooks
 from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
 
 State = TypeVar("State")
-Reader = TypeVar("Reader", bound="VectorStep")
 
 
 class VectorStep:
@@ -128,7 +127,7 @@ class VectorStep:
         for kv, zeros in zip(self.rings, self.zero_kv, strict=True):
             kv[marked] = zeros
 
-    def select(self: Reader, rows: Int[Tensor, " R"]) -> Reader:
+    def select(self, rows: Int[Tensor, " R"]) -> Self:
         """A step with only these rows, each at most once. The graph stays, with as many rows as before.
 
         It shares the state of this step: after its calls the other rows are undefined until `put` or `reset`.

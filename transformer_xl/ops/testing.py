@@ -181,8 +181,7 @@ def poisoned_empty() -> Iterator[None]:
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             assert torch.empty(3).isnan().all(), "this PyTorch does not fill torch.empty with NaN; poison it by hand"
             yield
     finally:
