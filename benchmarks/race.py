@@ -67,20 +67,12 @@ class Process:
         Raises:
             ChildProcessError: the process ended, or reported an exception.
         """
-        self.send(do, **request)
-        return self.receive()
-
-    def send(self, do: str, **request: Any) -> None:
-        assert self.running.stdin is not None
-        try:
+        assert self.running.stdin is not None and self.running.stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
             self.running.stdin.write(json.dumps({"do": do, **request}) + "\n")
             self.running.stdin.flush()
-        except BrokenPipeError:
-            self._ended()
-
-    def receive(self) -> dict[str, Any]:
-        assert self.running.stdout is not None
-        line = self.running.stdout.readline()
+            line = self.running.stdout.readline()
         if not line:
             self._ended()
         answer: dict[str, Any] = json.loads(line)
@@ -139,15 +131,11 @@ class Pool:
         self.processes.clear()
 
     def prepare(self, jobs: Mapping[Contender, dict[str, Any]], refused: dict[str, str]) -> dict[str, Prepared]:
-        """Import in parallel, then prepare in turn. `refused` gets the reason if a contender cannot take part."""
-        processes = {contender: self._process(contender) for contender in jobs}
-        for contender, process in processes.items():
-            process.send("load", module=contender.module)
-        ready, answers = {}, {contender: process.receive() for contender, process in processes.items()}
-        for contender, process in processes.items():
-            answer = answers[contender]
-            if "refused" not in answer:
-                answer = process.ask("prepare", **contender.request(jobs[contender]))
+        """Prepare contenders in turn. `refused` gets the reason if one cannot take part."""
+        ready = {}
+        for contender, job in jobs.items():
+            process = self._process(contender)
+            answer = process.ask("prepare", **contender.request(job))
             if "refused" in answer:
                 refused[contender.key] = answer["refused"]
             else:

@@ -2,7 +2,6 @@
 
 It reads requests and answers them, one JSON object a line. The output of libraries goes to standard error.
 
-    {"do": "load", "module": "benchmarks.ours"}      {} or {"refused": why}
     {"do": "prepare", "key": k, "module": "benchmarks.ours", "name": "Ours", "job": {...}}
                                              {} or {"refused": why}
     {"do": "run", "key": k, "times": 3}      {"seconds": of one}
@@ -42,15 +41,11 @@ class Worker:
         self.before: dict[str, tuple[str, int]] = {}
         """For each key: its device, and the bytes in use before it was prepared."""
 
-    def load(self, module: str) -> dict[str, Any]:
+    def prepare(self, key: str, module: str, name: str, job: dict[str, Any]) -> dict[str, Any]:
         try:
-            import_module(module)
+            contender = getattr(import_module(module), name)
         except ImportError as error:
             return {"refused": str(error)}
-        return {}
-
-    def prepare(self, key: str, module: str, name: str, job: dict[str, Any]) -> dict[str, Any]:
-        contender = getattr(import_module(module), name)
         self.prepared.pop(key, None)
         gc.collect()
         if job.get("part") == "train":
