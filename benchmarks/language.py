@@ -36,7 +36,7 @@ _COLUMNS = {
 }
 
 
-def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
+def bench_language(part: str, options: Options, pool: Pool) -> None:
     """Time each case of a part, and print its table and a line of JSON.
 
     Raises:
@@ -52,7 +52,7 @@ def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
             write_text(Path(folder) / "ids", config.model.vocab_size)
             result["cases"].append(_case(part, options, config, case, Path(folder), pool))
         pool.release()
-    return finish(result)
+    finish(result)
 
 
 def cases(part: str, options: Options, config: RunConfig) -> list[bound.Work]:
@@ -170,8 +170,7 @@ class Bounds:
         device = options.torch_device
         self.runners: dict[str, Prepared] = {}
         for precision in options.precisions if part != "decode" else ():
-            listed = [tuple(product[1:]) for product in self.products]
-            task = {"device": device, "precision": precision, "products": listed}
+            task = {"device": device, "precision": precision, "products": self.products}
             self.runners |= pool.prepare_rate(f"products {precision}", "Products", task)
         large = {"device": device, "bytes": 10**6 if options.toy else 1 << 29}
         self.runners |= pool.prepare_rate("bandwidth fp32", "Bandwidth", large)

@@ -29,7 +29,7 @@ _COLUMNS = {
 _SUBLAYERS = {name: title for name, title in _COLUMNS.items() if "bound" not in name}
 
 
-def bench_op(options: Options, pool: Pool) -> dict[str, Any]:
+def bench_op(options: Options, pool: Pool) -> None:
     """Time all backends at each length, and print a table for each and a line of JSON.
 
     Raises:
@@ -48,7 +48,7 @@ def bench_op(options: Options, pool: Pool) -> dict[str, Any]:
         result["cases"].append(_case(options, backends, sizes, pool))
         pool.release()
     result["both_directions"] = _both_directions(options, pool)
-    return finish(result)
+    finish(result)
 
 
 def _serves(backend: str, options: Options) -> bool:
@@ -73,11 +73,10 @@ def _case(options: Options, backends: list[str], sizes: dict[str, Any], pool: Po
         common = sizes | {"backward": backward, "device": options.torch_device}
         runners = {}
         products = bound.attention_products(work, sizes["heads"], sizes["head_size"], training=backward)
-        listed = [tuple(product[1:]) for product in products]
         contenders = [Contender(row["contender"], row["precision"], *names[row["contender"]]) for row in rows]
         ready = pool.prepare({c: common | {"precision": c.precision, "backend": c.label} for c in contenders}, refused)
         for precision in options.precisions:
-            job = common | {"precision": precision, "products": listed}
+            job = common | {"precision": precision, "products": products}
             runners |= pool.prepare_rate(f"bound {precision}", "Products", job)
         timings = race(ready | runners, options.repeats, turn_seconds=options.turn_seconds)
         for row in rows:

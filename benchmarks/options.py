@@ -190,10 +190,9 @@ def header(part: str, options: Options) -> dict[str, Any]:
     }
 
 
-def finish(result: dict[str, Any]) -> dict[str, Any]:
-    """Print the result as a line of JSON, and return it."""
+def finish(result: dict[str, Any]) -> None:
+    """Print the result as a line of JSON."""
     print(json.dumps(result), flush=True)
-    return result
 
 
 def show(title: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> None:

@@ -27,12 +27,12 @@ def _times(call: Callable[[], Any]) -> int:
 
 
 class Products:
-    """Measures the seconds of a list of matrix products, each with a shape and a count."""
+    """Measures the seconds of a list of `bound.Product`."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.products: list[tuple[Callable[[], Any], int, float]] = []
         cache: dict[tuple[int, ...], Callable[[], Any]] = {}
-        for *shape, count in job["products"]:
+        for _, *shape, count in job["products"]:
             key = tuple(shape)
             if key not in cache:
                 cache[key] = _fastest(key, PRECISIONS[job["precision"]], job["device"])
@@ -69,7 +69,7 @@ def least_seconds(
     config: TransformerXLConfig, work: bound.Work, precision: str, device: str, *, training: bool
 ) -> Callable[[], float]:
     """A function that measures the bound of a segment: its products and, in training, the bytes of an Adam step."""
-    listed = [tuple(product[1:]) for product in bound.products(config, work, training=training)]
+    listed = bound.products(config, work, training=training)
     products = Products({"device": device, "precision": precision, "products": listed})
     if not training:
         return products.seconds

@@ -35,7 +35,7 @@ _COLUMNS = {
 }
 
 
-def bench_sliding(options: Options, pool: Pool) -> dict[str, Any]:
+def bench_sliding(options: Options, pool: Pool) -> None:
     """Time both models at each attention length, and print one table and a line of JSON.
 
     Raises:
@@ -61,7 +61,7 @@ def bench_sliding(options: Options, pool: Pool) -> dict[str, Any]:
         f"median of {options.repeats}"
     )
     show(title, _COLUMNS, rows)
-    return finish(header("sliding", options) | {"cases": rows})
+    finish(header("sliding", options) | {"cases": rows})
 
 
 def _check(options: Options, folder: Path, pool: Pool) -> None:
@@ -83,8 +83,7 @@ def _row(options: Options, precision: str, attn_len: int, folder: Path, pool: Po
     lists = {"vanilla's": vanilla_products(model, 1, attn_len), "ours'": bound.products(model, work, training=False)}
     runners = {"vanilla": vanilla, "ours": ours}
     for name, products in lists.items():
-        listed = [tuple(product[1:]) for product in products]
-        task = {"precision": precision, "device": options.torch_device, "products": listed}
+        task = {"precision": precision, "device": options.torch_device, "products": products}
         runners |= pool.prepare_rate(name, "Products", task)
     timings = race(runners, options.repeats, turn_seconds=options.turn_seconds)
     by_window, by_segment = timings["vanilla"].median / windows, timings["ours"].median / tgt_len
