@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.section}.{self.field}"
+        return f"{self.section}.{self.field}" if self.field else self.section
 
     def of(self, config: RunConfig) -> Value:
         """The value of this setting in a run."""
@@ -111,11 +111,10 @@ def load_recipe(
         tables = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise Mistake(f"Recipe {recipe} is not valid TOML: {error}.") from error
-    problems = Problems()
-    own = settings_of(tables, problems)
+    own = settings_of(tables)
     sentences = any(setting.name == "corpus.newlines" and setting.value == "sentence" for setting in own)
     defaults = [] if data is None else data_settings(str(data), sentences=sentences)
-    return run_of([*own, *defaults], overrides, problems, adapt=note or _say)
+    return run_of([*own, *defaults], overrides, adapt=note or _say)
 
 
 def _say(sentence: str) -> None:
@@ -160,7 +159,7 @@ def chosen_settings(recipe: str | None, overrides: Sequence[str], data: str | No
     defaults = [] if data is None else data_settings(data)
     names = () if recipe is None else ("unit", "newlines")
     own = [Setting("corpus", name, None) for name in names]
-    last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
+    last = {s.name: s for s in (*own, *defaults, *parse_overrides(overrides))}
     return [s for s in last.values() if s not in defaults or s.field == "unit"]
 
 
@@ -173,8 +172,7 @@ def text_name(data: str) -> str:
 def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[Setting]]:
     """`config` with the settings of a command line, and the settings that this changed."""
     changed = run_of(settings_in(config), overrides)
-    last = {(setting.section, setting.field): setting for setting in parse_overrides(overrides, [])}
-    return changed, [setting for setting in last.values() if setting.of(config) != setting.of(changed)]
+    return changed, [each for each in parse_overrides(overrides) if each.of(config) != each.of(changed)]
 
 
 def settings_in(config: RunConfig) -> list[Setting]:
@@ -199,9 +197,11 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return overrides, others
 
 
-def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setting]:
-    """The settings in the words `--section.field value ...` of a command line; mistakes are added to `problems`."""
-    given: list[Setting] = []
+def parse_overrides(overrides: Sequence[str], problems: list[str] | None = None) -> list[Setting]:
+    """The settings in the words `--section.field value ...` of a command line, of which the last counts if a setting
+    occurs twice. Mistakes are added to `problems`."""
+    given: dict[str, Setting] = {}
+    problems = [] if problems is None else problems
     for name, values, words in _by_setting(overrides):
         hint = _TYPES.get(name)
         if not name:
@@ -212,8 +212,8 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
             problems.append(f"{name} needs a value: it must be {type_text(hint)}.")
         else:
             section, _, field = name.partition(".")
-            given.append(Setting(section, field, from_words(values, hint) if values else True))
-    return given
+            given[name] = Setting(section, field, from_words(values, hint) if values else True)
+    return list(given.values())
 
 
 def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
@@ -254,23 +254,18 @@ def _toml_value(value: Value) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def settings_of(tables: Mapping[str, Value], problems: list[str]) -> list[Setting]:
-    """The settings of a recipe. Values outside of tables and unknown empty tables are added to `problems`."""
+def settings_of(tables: Mapping[str, Value]) -> list[Setting]:
+    """The settings of a recipe. `run_of` refuses those without a field: values outside of tables, and tables that are
+    empty and unknown."""
     given: list[Setting] = []
     for section, table in tables.items():
-        if not isinstance(table, dict) or (not table and section not in SECTIONS):
-            problems.append(_unknown(section))
-            continue
-        given += [Setting(section, field, value) for field, value in table.items()]
+        fields = table if isinstance(table, dict) and (table or section in SECTIONS) else {"": table}
+        given += [Setting(section, field, value) for field, value in fields.items()]
     return given
 
 
 def run_of(
-    settings: Sequence[Setting],
-    overrides: Sequence[str],
-    problems: Problems | None = None,
-    *,
-    adapt: Callable[[str], None] | None = None,
+    settings: Sequence[Setting], overrides: Sequence[str], *, adapt: Callable[[str], None] | None = None
 ) -> RunConfig:
     """The run with these settings and the ones of a command line. If a setting occurs twice, the last one counts.
 
@@ -281,9 +276,9 @@ def run_of(
             that name what is left out and added.
 
     Raises:
-        Mistake: a line for each mistake, after the lines in `problems`.
+        Mistake: a line for each mistake.
     """
-    problems = Problems() if problems is None else problems
+    problems = Problems()
     asked = parse_overrides(overrides, problems)
     chosen: dict[str, Value] = {"model.vocab_size": 0}
     for setting in {s.name: s for s in [*settings, *asked]}.values():

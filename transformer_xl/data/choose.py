@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name, unsaid
 from ..config.settings import CorpusConfig
@@ -61,7 +61,8 @@ def choose_recipe(
     elif not path.exists():
         raise missing_corpus(data)
     else:
-        unit = given_setting(overrides, "unit") or ("id" if holds_ids(path) else init[0].unit if init else "byte")
+        asked = {setting.name: setting.value for setting in parse_overrides(overrides)}
+        unit = asked.get("corpus.unit") or ("id" if holds_ids(path) else init[0].unit if init else "byte")
         words = ["--corpus.unit", unit]
     usual = WORDS if unit in ("word", "bpe") else BYTES
     run = load_recipe(usual, [*words, *overrides], data=data, note=unsaid)
@@ -77,12 +78,6 @@ def choose_recipe(
     tokens = f"{len(corpus.vocab):,} ids" if unit == "id" else units_of(unit)
     why = f"{_named(recipe)}: {_quote(data)} is read as {tokens}; {how}{_another(data)}."
     return ChosenRecipe(recipe, (*words, *paced), why)
-
-
-def given_setting(overrides: Sequence[str], name: str) -> Any:
-    """The last value that the user gives to a setting of [corpus]; None if there is none."""
-    given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", name)]
-    return given[-1] if given else None
 
 
 def _for_published(data: str) -> ChosenRecipe:

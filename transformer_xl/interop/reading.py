@@ -147,7 +147,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
     example = _recipe_like(source, stated | shape)
     model = _model(source, stated, shape, example)
-    asked = [setting.field for setting in recipes.parse_overrides(overrides, [])]
+    asked = [setting.field for setting in recipes.parse_overrides(overrides)]
     if "cutoffs" not in {*model, *asked}:
         raise Mistake(
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..config.problems import Problems
 from ..config.recipe import SECTIONS, run_of, settings_of
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
@@ -160,10 +159,9 @@ def config_of(stored: Mapping[str, object], path: Path) -> RunConfig:
     Raises:
         ValueError: it has settings that this version does not have, or values that do not fit each other.
     """
-    problems = Problems()
-    settings = settings_of({section: stored.get(section, {}) for section in SECTIONS}, problems)
+    settings = settings_of({section: stored.get(section, {}) for section in SECTIONS})
     try:
-        return run_of(settings, [], problems)
+        return run_of(settings, [])
     except Mistake as error:
         reasons = " ".join(str(error).splitlines())
         raise Mistake(f"{path}: {reasons} Update transformer-xl, or restore the file from a copy.") from error
