@@ -245,11 +245,11 @@ class TestCorpus:
         }  # fmt: skip
 
     @pytest.mark.parametrize("newlines", get_args(Newlines))
-    def test_words_are_counted_in_the_counted_splits(self, tmp_path: Path, newlines) -> None:
+    def test_words_are_counted_in_the_training_split(self, tmp_path: Path, newlines) -> None:
         texts = {"train": [b"c a b\na a\n", b"d d\n"], "valid": [b"e b b b\n"], "test": [b"a f\n"]}
         how: Any = {"newlines": newlines, "min_count": 2}
-        corpus = Corpus.build(tmp_path / "store", texts, unit="word", counted=("train", "valid"), **how)
-        assert corpus.vocab == Vocab.build("word", [*texts["train"], *texts["valid"]], **how)
+        corpus = Corpus.build(tmp_path / "store", texts, unit="word", **how)
+        assert corpus.vocab == Vocab.build("word", texts["train"], **how)
         for split, found in texts.items():
             ids = np.concatenate([corpus.vocab.opening_ids, *map(corpus.vocab.encode, found)])
             assert corpus.split(split).ids.tolist() == ids.tolist()

@@ -178,9 +178,7 @@ class Corpus:
         unit: Unit = "byte",
         newlines: Newlines = "keep",
         vocab: Vocab | None = None,
-        counted: Sequence[str] = ("train", WHOLE),
         min_count: int = 1,
-        closed: bool = False,
         bpe_size: int = 8192,
         documents: bool = False,
         document_end: str = "",
@@ -192,8 +190,8 @@ class Corpus:
         Args:
             splits: for train, valid and test, or some of them: a text, or several texts in order. A text is bytes or a
                 file that is read in pieces. It is UTF-8 unless the unit is "byte"; for "id" it is a `Span` of ids.
-            vocab: the vocabulary, which also sets the unit and newlines; ids need one. None makes one from the splits
-                in `counted`, with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.build`) and `bpe_size`.
+            vocab: the vocabulary, which also sets the unit and newlines; ids need one. None makes one from the training
+                split, or all of a text without splits, with `unit`, `newlines`, `min_count` and `bpe_size`.
             documents: each text, or line of a `.jsonl` file, starts with an empty memory. Otherwise texts are joined.
                 For words, the end of a text always ends a line.
             document_end: a token that the vocabulary must have. With `documents`, it is added after each document, and
@@ -209,9 +207,9 @@ class Corpus:
         name = name or path.name
         texts = {split: [text] if isinstance(text, Text) else list(text) for split, text in splits.items()}
         assert texts and (set(texts) <= set(SPLITS) or set(texts) == {WHOLE}), f"no splits: {tuple(texts)}"
-        if vocab is None and not set(counted) & texts.keys():
-            needed = " or ".join(split for split in counted if split != WHOLE)
-            raise Mistake(f"{name} must have a {needed} split to make a vocabulary from, got {', '.join(texts)} only.")
+        counted = texts.get("train", texts.get(WHOLE, []))
+        if vocab is None and not counted:
+            raise Mistake(f"{name} must have a train split to make a vocabulary from, got {', '.join(texts)} only.")
         if reuse and (found := cls._if_sound(path)):
             return found  # also where nothing may be written
         with files.explain_write_error(path):
@@ -226,8 +224,7 @@ class Corpus:
                 files.remove_unfinished(path.parent, path.name)
                 with files.whole_folder(path) as folder:
                     if vocab is None:
-                        every = [text for split in counted for text in texts.get(split, ())]
-                        vocab = _make_vocab(every, unit, newlines, min_count, closed, bpe_size, document_end)
+                        vocab = _make_vocab(counted, unit, newlines, min_count, bpe_size, document_end)
                     end = vocab.end_of_documents(document_end) if documents else None
                     header = Header(
                         name=name,
@@ -249,13 +246,7 @@ class Corpus:
 
 
 def _make_vocab(
-    texts: Sequence[Text],
-    unit: Unit,
-    newlines: Newlines,
-    min_count: int,
-    closed: bool,
-    bpe_size: int,
-    document_end: str,
+    texts: Sequence[Text], unit: Unit, newlines: Newlines, min_count: int, bpe_size: int, document_end: str
 ) -> Vocab:
     """The vocabulary of texts, as `Corpus.build` describes it."""
     assert unit != "id", "ids come with their vocabulary"
@@ -268,7 +259,7 @@ def _make_vocab(
             yield end
 
     if unit != "bpe":
-        vocab = Vocab.build(unit, parts(), newlines=newlines, min_count=min_count, closed=closed)
+        vocab = Vocab.build(unit, parts(), newlines=newlines, min_count=min_count)
         rare = unit == "word" and len(document_end.split()) == 1 and vocab.id_of(document_end) is None
         return replace(vocab, symbols=(*vocab.symbols, document_end)) if rare else vocab
     whole = [document_end] if document_end not in ("", "\n") else []

@@ -18,7 +18,7 @@ from ...runtime.files import explain_write_error, wait_for
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
 from ..header import SPLITS, Header
-from ..reading import OPENERS, Span, Text, expand_home, open_file, read_errors, read_file
+from ..reading import OPENERS, Span, Text, expand_home, open_file, pieces, read_errors, read_file
 from ..vocab import Newlines, Vocab
 from .archive import unpack_if_archive
 from .published import DATASETS, Dataset, DownloadSource, Protocol
@@ -37,25 +37,19 @@ def prepare(name: str, source: str | Path | None = None, *, newlines: Newlines |
         OSError: a file is missing, cannot be read or cannot be downloaded.
     """
     dataset = dataset_of(name, newlines)
-    newlines = newlines or dataset.newlines
+    unit, newlines = dataset.unit, newlines or dataset.newlines
     with _source_files(name, source) as found:
         protocol = dataset.protocols[newlines]
         texts = _choose_texts(dataset, found)
-        words, vocab = found.get(dataset.vocab_file), None
-        if words is not None:
-            vocab = Vocab.read(read_file(words), str(words), unit=dataset.unit, newlines=newlines)
+        words = found.get(dataset.vocab_file)
         try:
-            return Corpus.build(
-                store_folder(name, newlines),
-                texts,
-                name=name,
-                unit=dataset.unit,
-                newlines=newlines,
-                vocab=vocab,
-                counted=dataset.counted,
-                closed=True,
-                check=partial(_check_counts, protocol),
-            )
+            if words is None:
+                counted = (piece for split in dataset.counted for text in texts[split] for piece in pieces(text, unit))
+                vocab = Vocab.build(unit, counted, newlines=newlines, closed=True)
+            else:
+                vocab = Vocab.read(read_file(words), str(words), newlines=newlines)
+            check = partial(_check_counts, protocol)
+            return Corpus.build(store_folder(name, newlines), texts, name=name, vocab=vocab, check=check)
         except UnicodeDecodeError as error:
             raise Mistake(f"A file of {name} is not the published one: it is not UTF-8 text ({error}).") from error
 
