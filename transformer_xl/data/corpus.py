@@ -28,9 +28,6 @@ from .ids import document_starts, id_blocks, read_ids
 from .reading import Span, Text, documents, pieces
 from .vocab import Newlines, Unit, Vocab
 
-_COUNTED = 1 << 20
-"""Number of ids to count at a time."""
-
 
 class Split(NamedTuple):
     """The ids of one split of a corpus."""
@@ -277,6 +274,7 @@ def _write_ids(
     """Write the ids of the texts of a split of the corpus `name`; the header's entry. With `resets`, each document
     starts with an empty memory, or the id `end` follows each."""
     tokens, size, starts = 0, 0, []
+    counts = np.zeros(len(vocab), np.int64)
     with file.open("wb") as out:
         for text in texts if vocab.unit == "id" else chain.from_iterable(map(documents, texts)):
             begin = tokens
@@ -284,6 +282,7 @@ def _write_ids(
                 size += length
                 out.write(ids.data)
                 tokens += ids.size
+                np.add.at(counts, ids, 1)
             if tokens > begin:
                 starts += (begin + document_starts(text)).tolist() if vocab.unit == "id" else [begin]
     if tokens < 2:
@@ -291,9 +290,6 @@ def _write_ids(
             f"The {file.stem} split of {name} must have at least 2 tokens, because the first is context, and has "
             f"{tokens}. Give more text."
         )
-    written, counts = np.memmap(file, vocab.dtype, "r"), np.zeros(len(vocab), np.int64)
-    for begin in range(0, tokens, _COUNTED):
-        counts += np.bincount(written[begin : begin + _COUNTED], minlength=len(vocab))
     return SplitHeader(
         tokens=tokens,
         types=int(np.count_nonzero(counts)),
