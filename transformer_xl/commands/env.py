@@ -64,7 +64,7 @@ def check_card() -> None:
 
     from ..ops import choice, testing
     from ..runtime.device import resolve_device
-    from ..runtime.files import make_folder, write_whole
+    from ..runtime.files import write_whole
 
     device = resolve_device("auto")
     refusal = choice.triton_refusal(device, torch.float32, 64)
@@ -75,7 +75,6 @@ def check_card() -> None:
     why = testing.fault_of("triton", str(device))
     found = {"why": why, "date": date.today().isoformat(), "seconds": round(time.monotonic() - start, 1)}
     file = choice.verdict_file(facts)
-    make_folder(file.parent)
     write_whole(file, json.dumps(facts | found, indent=2) + "\n")
     choice.read_verdict.cache_clear()
     ended = "They passed" if why is None else f"They failed ({why})"

@@ -207,36 +207,32 @@ class Corpus:
             raise Mistake(f"{name} must have a train split to make a vocabulary from, got {', '.join(texts)} only.")
         if reuse and (found := cls._if_sound(path)):
             return found  # also where nothing may be written
-        with files.explain_write_error(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with files.wait_for(path.with_name(f".{path.name}.lock"), f"making {path}"):
-                if reuse and (found := cls._if_sound(path)):
-                    return found
-                if path.exists() and not (path / "corpus.json").is_file() and (path.is_file() or any(path.iterdir())):
-                    raise Mistake(
-                        f"{path} holds something that is not a token store; name another folder, or empty it."
-                    )
-                files.remove_unfinished(path.parent, path.name)
-                with files.whole_folder(path) as folder:
-                    if vocab is None:
-                        vocab = _make_vocab(counted, unit, newlines, min_count, bpe_size, document_end)
-                    end = vocab.end_of_documents(document_end) if documents else None
-                    header = Header(
-                        name=name,
-                        unit=vocab.unit,
-                        newlines=vocab.newlines,
-                        dtype=vocab.dtype.str,
-                        vocab_size=len(vocab),
-                        vocab=vocab.fingerprint,
-                        splits={
-                            split: _write_ids(folder / f"{split}.bin", each, vocab, documents, end, name)
-                            for split, each in texts.items()
-                        },
-                    )
-                    if check:
-                        check(header)
-                    (folder / "vocab.json").write_text(json.dumps(vocab.to_json()) + "\n", encoding="utf-8")
-                    (folder / "corpus.json").write_text(json.dumps(header.to_json(), indent=1) + "\n", encoding="utf-8")
+        with files.explain_write_error(path), files.wait_for(path.with_name(f".{path.name}.lock"), f"making {path}"):
+            if reuse and (found := cls._if_sound(path)):
+                return found
+            if path.exists() and not (path / "corpus.json").is_file() and (path.is_file() or any(path.iterdir())):
+                raise Mistake(f"{path} holds something that is not a token store; name another folder, or empty it.")
+            files.remove_unfinished(path.parent, path.name)
+            with files.whole_folder(path) as folder:
+                if vocab is None:
+                    vocab = _make_vocab(counted, unit, newlines, min_count, bpe_size, document_end)
+                end = vocab.end_of_documents(document_end) if documents else None
+                header = Header(
+                    name=name,
+                    unit=vocab.unit,
+                    newlines=vocab.newlines,
+                    dtype=vocab.dtype.str,
+                    vocab_size=len(vocab),
+                    vocab=vocab.fingerprint,
+                    splits={
+                        split: _write_ids(folder / f"{split}.bin", each, vocab, documents, end, name)
+                        for split, each in texts.items()
+                    },
+                )
+                if check:
+                    check(header)
+                (folder / "vocab.json").write_text(json.dumps(vocab.to_json()) + "\n", encoding="utf-8")
+                (folder / "corpus.json").write_text(json.dumps(header.to_json(), indent=1) + "\n", encoding="utf-8")
         return cls.open(path)
 
 

@@ -50,7 +50,6 @@ def local(path: str | Path) -> Path:
     folder = cache_folder() / "hub" / name.replace("/", "--") / snapshot.name
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with wait_for(folder.with_name(f".{folder.name}.lock"), f"converting {path}"):
         if not folder.is_dir():
             found = read_model(snapshot, "huggingface")

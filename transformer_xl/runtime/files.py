@@ -176,7 +176,10 @@ def read_table(path: Path, advice: str, **kinds: type) -> dict[str, Any]:
 
 @contextmanager
 def wait_for(lock: Path, what: str) -> Iterator[None]:
-    """Hold a lock. If another process holds it for more than 2 seconds, print `what` that process is doing."""
+    """Hold a lock, in a folder that is made if it is missing. If another process holds it for more than 2 seconds,
+    print `what` that process is doing."""
+    with explain_write_error(lock.parent):
+        lock.parent.mkdir(parents=True, exist_ok=True)
     held = FileLock(lock)
     try:
         held.acquire(timeout=2)

@@ -56,8 +56,6 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
     if not path.is_file() or path.suffix == ".npz" or not _is_archive(path):
         yield path
         return
-    with explain_write_error(home):
-        home.mkdir(parents=True, exist_ok=True)
     name = path.name[-48:]  # names have at most 255 bytes
     with wait_for(home / f".{name}.lock", f"unpacking {path}"):
         remove_unfinished(home, name)  # left by a process that was killed

@@ -113,8 +113,6 @@ def _source_files(name: str, source: str | Path | None) -> Iterator[dict[str, Pa
                 f"--source must be a folder, an archive or a file, and {paths[0]} is missing, a pipe or a device."
             )
     else:
-        with explain_write_error(downloads):
-            downloads.mkdir(parents=True, exist_ok=True)
         with wait_for(downloads / ".lock", f"downloading to {downloads}"):
             paths = list(dict.fromkeys(download(origins, downloads) for origins in dataset.downloads))
     names = list(dataset.files)
