@@ -58,7 +58,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert main(["train", "text-words", "--data", "text.txt", "--out", "words", *TINY]) == 0
         splits = {name: TEXT.encode() for name in ("train", "valid", "test")}
         Corpus.build("bytes-store", splits, name="bytes")
-        Corpus.build("words-store", splits, name="words", unit="word")
+        Corpus.build("words-store", splits, CorpusConfig(unit="word"), name="words")
         yield folder
 
 

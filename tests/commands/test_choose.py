@@ -125,7 +125,7 @@ def test_a_published_corpus_has_its_small_recipe_or_a_sentence(capsys):
 def test_a_token_store_keeps_its_tokens():
     splits = {name: prose(500) for name in ("train", "valid", "test")}
     for unit, recipe in (("word", "text-words"), ("char", "text-fast")):
-        Corpus.build(f"{unit}s", splits, name=f"{unit}s", unit=unit)
+        Corpus.build(f"{unit}s", splits, CorpusConfig(unit=unit), name=f"{unit}s")
         choice = choose_recipe(f"{unit}s")
         config = load_recipe(choice.recipe, choice.words, data=f"{unit}s")
         assert (choice.recipe, config.corpus.unit) == (recipe, unit)

@@ -123,11 +123,12 @@ def test_compiling_without_a_compiler_is_refused(home, capsys, monkeypatch):
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(home, capsys):
     """A prepared corpus keeps its own vocabulary; plain text would be read with the run's."""
+    from transformer_xl.config.settings import CorpusConfig
     from transformer_xl.data.corpus import Corpus
 
     text = b"a few words of text\n" * 9
     splits = {"train": text, "valid": text, "test": text}
-    Corpus.build(home / "words", splits, name="words", unit="word")
+    Corpus.build(home / "words", splits, CorpusConfig(unit="word"), name="words")
     [sentence] = refused(["train", "text-words", "--data", "words", "--init", "run", *TINY], capsys)
     assert "vocabulary" in sentence and "256 bytes" in sentence
     [sentence] = refused(["eval", "run", "--data", "words"], capsys)

@@ -12,6 +12,7 @@ from tiny_runs import printed, refused
 
 from transformer_xl.commands import recipes as journey
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
+from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus
 
 
@@ -68,7 +69,7 @@ def test_own_results_are_those_of_the_readme():
 
 def test_the_vocabulary_of_a_prepared_corpus_counts(capsys):
     splits = dict.fromkeys(("train", "valid", "test"), b"one two three four\n" * 30)
-    vocab = Corpus.build("store", splits, name="store", unit="word").vocab
+    vocab = Corpus.build("store", splits, CorpusConfig(unit="word"), name="store").vocab
     Path("mine.toml").write_text('[corpus]\nname = "store"\nunit = "word"\n[model]\nn_layer = 2\nvocab_size = 0\n')
     [entry] = listed("mine.toml", capsys).values()
     sized = load_recipe("mine.toml", ["--model.vocab-size", str(len(vocab))])

@@ -231,7 +231,7 @@ class TestVocab:
 
 class TestCorpus:
     def test_a_store_opens_as_it_was_built(self, tmp_path: Path) -> None:
-        built = Corpus.build(tmp_path / "store", splits, name="letters", unit="word")
+        built = Corpus.build(tmp_path / "store", splits, CorpusConfig(unit="word"), name="letters")
         corpus = Corpus.open(tmp_path / "store", verify=True)
         assert corpus == built and corpus.vocab.symbols == (EOS, "b", "a", "c", UNK)
         train = corpus.split("train")
@@ -248,7 +248,7 @@ class TestCorpus:
     def test_words_are_counted_in_the_training_split(self, tmp_path: Path, newlines) -> None:
         texts = {"train": [b"c a b\na a\n", b"d d\n"], "valid": [b"e b b b\n"], "test": [b"a f\n"]}
         how: Any = {"newlines": newlines, "min_count": 2}
-        corpus = Corpus.build(tmp_path / "store", texts, unit="word", **how)
+        corpus = Corpus.build(tmp_path / "store", texts, CorpusConfig(unit="word", **how))
         assert corpus.vocab == Vocab.build("word", texts["train"], **how)
         for split, found in texts.items():
             ids = np.concatenate([corpus.vocab.opening_ids, *map(corpus.vocab.encode, found)])

@@ -20,13 +20,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Integer
 
+from ..config.settings import CorpusConfig
 from ..mistake import Mistake
 from ..runtime import files
 from .bpe import renumber, train_bpe
 from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader
 from .ids import document_starts, id_blocks, read_ids
 from .reading import Span, Text, documents, pieces
-from .vocab import Newlines, Unit, Vocab
+from .vocab import Unit, Vocab
 
 
 class Split(NamedTuple):
@@ -168,15 +169,11 @@ class Corpus:
         cls,
         path: str | Path,
         splits: Mapping[str, Text | Sequence[Text]],
+        config: CorpusConfig | None = None,
         *,
         name: str = "",
-        unit: Unit = "byte",
-        newlines: Newlines = "keep",
         vocab: Vocab | None = None,
-        min_count: int = 1,
-        bpe_size: int = 8192,
         documents: bool = False,
-        document_end: str = "",
         reuse: bool = False,
         check: Callable[[Header], None] | None = None,
     ) -> Corpus:
@@ -185,12 +182,12 @@ class Corpus:
         Args:
             splits: for train, valid and test, or some of them: a text, or several texts in order. A text is bytes or a
                 file that is read in pieces. It is UTF-8 unless the unit is "byte"; for "id" it is a `Span` of ids.
+            config: how to make a vocabulary, and the `document_end` that it must have. None: bytes.
             vocab: the vocabulary, which also sets the unit and newlines; ids need one. None makes one from the training
-                split, or all of a text without splits, with `unit`, `newlines`, `min_count` and `bpe_size`.
-            documents: each text, or line of a `.jsonl` file, starts with an empty memory. Otherwise texts are joined.
-                For words, the end of a text always ends a line.
-            document_end: a token that the vocabulary must have. With `documents`, it is added after each document, and
-                they are joined.
+                split, or all of a text without splits.
+            documents: each text, or line of a `.jsonl` file, starts with an empty memory. With a `document_end`, it is
+                added after each, and they are joined. Otherwise texts are joined. For words, the end of a text always
+                ends a line.
             reuse: if there is a sound store, open it instead.
             check: called with the header before the store gets its name; it may raise an error.
 
@@ -199,7 +196,7 @@ class Corpus:
             OSError: the store cannot be written.
         """
         path = Path(path)
-        name = name or path.name
+        name, config = name or path.name, config or CorpusConfig()
         texts = {split: [text] if isinstance(text, Text) else list(text) for split, text in splits.items()}
         assert texts and (set(texts) <= set(SPLITS) or set(texts) == {WHOLE}), f"no splits: {tuple(texts)}"
         counted = texts.get("train", texts.get(WHOLE, []))
@@ -215,8 +212,8 @@ class Corpus:
             files.remove_unfinished(path.parent, path.name)
             with files.whole_folder(path) as folder:
                 if vocab is None:
-                    vocab = _make_vocab(counted, unit, newlines, min_count, bpe_size, document_end)
-                end = vocab.end_of_documents(document_end) if documents else None
+                    vocab = _make_vocab(counted, config)
+                end = vocab.end_of_documents(config.document_end) if documents else None
                 header = Header(
                     name=name,
                     unit=vocab.unit,
@@ -236,13 +233,12 @@ class Corpus:
         return cls.open(path)
 
 
-def _make_vocab(
-    texts: Sequence[Text], unit: Unit, newlines: Newlines, min_count: int, bpe_size: int, document_end: str
-) -> Vocab:
+def _make_vocab(texts: Sequence[Text], config: CorpusConfig) -> Vocab:
     """The vocabulary of texts, as `Corpus.build` describes it."""
+    unit, document_end = config.unit, config.document_end
     assert unit != "id", "ids come with their vocabulary"
 
-    end = document_end.encode("utf-8", "surrogateescape")
+    end = document_end.encode()
 
     def parts() -> Iterator[bytes]:
         for document in chain.from_iterable(map(documents, texts)):
@@ -250,18 +246,18 @@ def _make_vocab(
             yield end
 
     if unit != "bpe":
-        vocab = Vocab.build(unit, parts(), newlines=newlines, min_count=min_count)
+        vocab = Vocab.build(unit, parts(), newlines=config.newlines, min_count=config.min_count)
         rare = unit == "word" and len(document_end.split()) == 1 and vocab.id_of(document_end) is None
         return replace(vocab, symbols=(*vocab.symbols, document_end)) if rare else vocab
     whole = [document_end] if document_end not in ("", "\n") else []
     words = (piece.replace(end, b"\n") if whole else piece for piece in parts())
-    tokenizer = train_bpe((piece.decode() for piece in words), bpe_size, whole)
-    vocab = Vocab.of_tokenizer(tokenizer, newlines)
+    tokenizer = train_bpe((piece.decode() for piece in words), config.bpe_size, whole)
+    vocab = Vocab.of_tokenizer(tokenizer, config.newlines)
     counts = np.zeros(len(vocab), np.int64)
     for piece in parts():
         counts += np.bincount(vocab.encode(piece), minlength=len(vocab))
     order = np.argsort(-counts, kind="stable")
-    return Vocab.of_tokenizer(renumber(tokenizer, order.tolist()), newlines)
+    return Vocab.of_tokenizer(renumber(tokenizer, order.tolist()), config.newlines)
 
 
 def _write_ids(

@@ -175,14 +175,10 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
         corpus = Corpus.build(
             cache_folder() / "texts" / f"{path.stem[:48]}-{digest[:16]}",  # names have at most 255 bytes
             texts.splits,
+            config,
             name=path.name,
-            unit=unit,
-            newlines=newlines,
             vocab=vocab,
-            min_count=config.min_count,
-            bpe_size=config.bpe_size,
             documents=config.reset_documents or texts.documents,
-            document_end=config.document_end,
             reuse=True,
             check=texts.check,
         )
