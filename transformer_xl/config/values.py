@@ -48,18 +48,16 @@ def alternatives(hint: Hint) -> tuple[Hint, ...]:
 
 
 def fits(value: Value, hint: Hint) -> bool:
-    """Whether a value has the type of a setting. True and NaN do not count as numbers."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(fits(value, kind) for kind in get_args(hint))
+    """Whether a value has the type of a setting. True and NaN do not count as numbers. All items of a tuple have one
+    type."""
+    if len(alternatives(hint)) > 1:
+        return any(fits(value, kind) for kind in alternatives(hint))
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) is tuple:
-        items = get_args(hint)
-        if not isinstance(value, tuple):
-            return False
-        if Ellipsis in items:
-            return all(fits(item, items[0]) for item in value)
-        return len(value) == len(items) and all(map(fits, value, items))
+        kind, *more = get_args(hint)
+        sized = isinstance(value, tuple) and (more == [Ellipsis] or len(value) == 1 + len(more))
+        return sized and all(fits(item, kind) for item in value)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
     if hint is int:
@@ -78,9 +76,8 @@ def as_float(value: Value, hint: Hint) -> Value:
 def type_text(hint: Hint) -> str:
     """The description of a type in an error message."""
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    if get_origin(hint) in (Union, types.UnionType):
-        kinds = [type_text(kind) for kind in get_args(hint) if kind is not type(None)]
-        return " or ".join(kinds) + (" (or none)" if len(kinds) < len(get_args(hint)) else "")
+    if type(None) in alternatives(hint):
+        return f"{type_text(get_args(hint)[0])} (or none)"
     if get_origin(hint) is Literal:
         return join_words((f'"{choice}"' for choice in get_args(hint)), "or")
     if get_origin(hint) is tuple:

@@ -38,7 +38,6 @@ def whole_folder(path: Path) -> Iterator[Path]:
     On any error the half-written folder is removed and `path` stays as it was; an OSError names it and the reason. It
     is an error if `path` is no folder, or one of other files: a repository, or without the name of a new file.
     """
-    path = Path(path)
     with _temporary_file(path) as unfinished:
         unfinished.mkdir()
         yield unfinished
@@ -59,7 +58,6 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write one file; a reader sees the old content or the new, never a mixture. An OSError names the file."""
-    path = Path(path)
     with _temporary_file(path) as unfinished:
         if path.exists() and not path.is_file():  # a rename would replace a device or a pipe
             raise OSError(errno.EINVAL, "no file")
@@ -257,14 +255,14 @@ def empty_folder(folder: Path) -> None:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder. It is renamed first, so a half-removed folder never has its name."""
-    unfinished = _beside(Path(path))
-    Path(path).rename(unfinished)
+    unfinished = _beside(path)
+    path.rename(unfinished)
     _remove(unfinished)
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
     """Remove the half-written files of killed processes in `folder`: those for `name`, or all of them."""
-    for left in Path(folder).glob(f"{UNFINISHED}{glob.escape(name) if name else '*'}-{'?' * _MARK}"):
+    for left in folder.glob(f"{UNFINISHED}{glob.escape(name) if name else '*'}-{'?' * _MARK}"):
         _remove(left)
 
 

@@ -81,14 +81,14 @@ ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
 """Seconds between two reports of progress."""
 
 
-def report_progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+def report_progress(items: Iterable[T], what: str) -> Iterator[T]:
     """Yield the items, and report every few seconds how much of the work is done; short work prints nothing.
 
-    The reports go to standard error: on a terminal one line is replaced, otherwise each report is a line. `total` is
-    the number of items; None: their length.
+    The reports go to standard error: on a terminal one line is replaced, otherwise each report is a line. The items
+    have a length.
     """
     every = ON_A_TERMINAL if sys.stderr.isatty() else IN_A_PIPE
-    count = total if total is not None else len(items)  # type: ignore[arg-type]
+    count = len(items)  # type: ignore[arg-type]
     start = last = time.perf_counter()
     try:
         for done, item in enumerate(items):
