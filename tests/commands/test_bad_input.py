@@ -31,7 +31,7 @@ from transformer_xl.commands.attention import Attention
 from transformer_xl.commands.length import Length
 from transformer_xl.commands.main import COMMANDS, command_class, main, users_sentence
 from transformer_xl.commands.recl import Recl
-from transformer_xl.config.recipe import HINTS, load_recipe
+from transformer_xl.config.recipe import TYPES, load_recipe
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
@@ -152,16 +152,14 @@ class TestOptions:
     def test_a_setting_of_another_type_is_refused_by_name(self, tmp_path):
         wrong = {int: ["1.5", '"a"', "true", "[1]", "{a=1}", str(10**30), "1979-05-27"], float: ["nan", "inf", '"a"']}
         wrong |= {bool: ["1", '"yes"'], str: ["1", "[1]"], Literal: ['"nonsense"', "3"]}
-        for section, hints in HINTS.items():
-            for name, hint in hints.items():
-                kinds = self.kinds(hint)
-                values = set.intersection(*(set(wrong[kind]) for kind in kinds))
-                assert values, f"no value is wrong for {section}.{name}"
-                for value in sorted(values - ({"[1]"} if get_origin(hint) is tuple else set())):
-                    (tmp_path / "recipe.toml").write_text(f"[{section}]\n{name} = {value}\n")
-                    with pytest.raises(ValueError, match=rf"^{section}\.{name} must be ") as error:
-                        load_recipe(tmp_path / "recipe.toml")
-                    assert users_sentence(error.value) is not None
+        for name, hint in TYPES.items():
+            values = set.intersection(*(set(wrong[kind]) for kind in self.kinds(hint)))
+            assert values, f"no value is wrong for {name}"
+            for value in sorted(values - ({"[1]"} if get_origin(hint) is tuple else set())):
+                (tmp_path / "recipe.toml").write_text(f"{name} = {value}\n")
+                with pytest.raises(ValueError, match=rf"^{name} must be ") as error:
+                    load_recipe(tmp_path / "recipe.toml")
+                assert users_sentence(error.value) is not None
 
     @pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, "[1979-05-27]", "[nan, {a = 1}]"])
     def test_a_number_that_python_cannot_print_is_refused(self, tmp_path, value):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config.problems import Problem, WrongSettings, refuse_settings
-from transformer_xl.config.recipe import HINTS, load_recipe
+from transformer_xl.config.recipe import TYPES, load_recipe
 from transformer_xl.config.settings import Lengths, TrainConfig, TransformerXLConfig
 from transformer_xl.config.values import alternatives
 from transformer_xl.mistake import Mistake
@@ -170,9 +170,8 @@ def some_words(dice: random.Random, hint: Any) -> list[str]:
 @given(dice=st.integers(0, 2**32).map(random.Random))
 def test_no_mistake_is_reported_twice_and_each_names_a_setting(dice: random.Random, empty: Path):
     overrides: list[str] = []
-    names = [(section, name) for section, hints in HINTS.items() for name in hints]
-    for section, name in dice.sample(names, dice.choice([1, 2, 3, 20])):
-        overrides.append(f"--{section}.{name.replace('_', '-')}={','.join(some_words(dice, HINTS[section][name]))}")
+    for name in dice.sample([*TYPES], dice.choice([1, 2, 3, 20])):
+        overrides.append(f"--{name.replace('_', '-')}={','.join(some_words(dice, TYPES[name]))}")
     sentences = refusals(empty, overrides)
     subjects = [sentence.split()[0].rstrip(",") for sentence in sentences]
     assert len(set(subjects)) == len(subjects), sentences

@@ -25,13 +25,12 @@ from .values import Hint, Value, as_float, fits, from_words, type_text, value_te
 
 Made = TypeVar("Made")
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
-HINTS: dict[str, dict[str, Hint]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
-"""The names and types of the settings in each section."""
+TYPES = {f"{name}.{field}": hint for name, owner in SECTIONS.items() for field, hint in get_type_hints(owner).items()}
+"""The type of each setting."""
 
 ID_FILES = (".npy", ".npz", ".bin")
 """Suffixes of files of token ids."""
 _LENGTHS = ("tgt_len", "mem_len", "attn_len", "clamp_len", "context_len")
-_TYPES = {f"{section}.{field}": hint for section, hints in HINTS.items() for field, hint in hints.items()}
 _DOTTED = re.compile(r"--([a-z][a-z_-]*\.[\w-]+)(?:=(.*))?", re.DOTALL)
 
 
@@ -203,7 +202,7 @@ def parse_overrides(overrides: Sequence[str], problems: list[str] | None = None)
     given: dict[str, Setting] = {}
     problems = [] if problems is None else problems
     for name, values, words in _by_setting(overrides):
-        hint = _TYPES.get(name)
+        hint = TYPES.get(name)
         if not name:
             problems.append(f"{words[0]} is neither a setting nor a value of one. Leave it out.")
         elif hint is None:
@@ -223,7 +222,7 @@ def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[str, Sequence[str], 
         match, end = _DOTTED.fullmatch(arguments[position]), position + 1
         name = match[1].replace("-", "_") if match else ""
         if match and match[2] is None:
-            end += _count_values(_TYPES.get(name), arguments[end:])
+            end += _count_values(TYPES.get(name), arguments[end:])
         words = arguments[position:end]
         yield name, [match[2]] if match and match[2] is not None else words[1:], words
         position = end
@@ -282,7 +281,7 @@ def run_of(
     asked = parse_overrides(overrides, problems)
     chosen: dict[str, Value] = {"model.vocab_size": 0}
     for setting in {s.name: s for s in [*settings, *asked]}.values():
-        hint = _TYPES.get(setting.name)
+        hint = TYPES.get(setting.name)
         value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
         if hint is None:
             problems.append(_unknown(setting.name))
@@ -364,7 +363,7 @@ def _positions_of(chosen: Mapping[str, Value]) -> dict[str, Value]:
 
 def _unknown(name: str) -> str:
     """The sentence for an unknown setting. It suggests the same name in another section, or the most similar one."""
-    elsewhere = [other for other in _TYPES if other.partition(".")[2] == name.partition(".")[2]]
-    near = elsewhere or get_close_matches(name, _TYPES, n=1, cutoff=0.75)
+    elsewhere = [other for other in TYPES if other.partition(".")[2] == name.partition(".")[2]]
+    near = elsewhere or get_close_matches(name, TYPES, n=1, cutoff=0.75)
     meant = f"did you mean {near[0]}?" if near else "`txl train --help` lists them all."
     return f"{name} is not a setting; {meant}"
