@@ -263,7 +263,10 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
         ("train text-words --data text.txt --out x --train.backend triton --train.device cpu", "got triton: "),
         ("train lm1b-small --data text.txt --out x", "model.cutoffs must be below model.vocab_size = "),
         ("train text-small --data one.jsonl --out x", "one.jsonl has nothing for the valid split"),
-        ("train text-words --data text.txt --out none", "none exists. Go on with it by txl train --resume auto, which"),
+        (
+            "train text-words --data text.txt --out none",
+            "none exists. It saved no checkpoint: start it again by txl train --resume auto, or",
+        ),
         ("train --resume --out none", "Start again by --resume auto, with RECIPE or --data."),
         ("generate run --stop= --top-k -1", "--top-k must be at least 0, got -1"),
         ("generate run --stop=", "--stop must be texts that are not empty"),
