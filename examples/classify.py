@@ -93,6 +93,7 @@ def fine_tuned(folder: Path, texts: list[bytes], labels: list[int], epochs: int,
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(PACKAGES)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     steps = epochs * (len(texts) // 8)
+    # 0.1 of 10 steps would divide by zero
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1001)
     for _ in range(epochs):
         order = torch.randperm(len(texts)).tolist()

@@ -41,6 +41,7 @@ def main(steps: int = 300, out: Path = Path("runs/own-loop/checkpoint")) -> None
     shape = TransformerXLConfig(vocab_size=len(corpus.vocab), **sizes, pre_lnorm=True, final_norm=True)
     model = TransformerXL(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    # 0.1 of 10 steps would divide by zero
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps, pct_start=0.1001)
 
     train = StreamLoader(corpus.split("train"), batch_size=16, tgt_len=lengths.tgt_len)

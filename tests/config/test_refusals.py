@@ -146,6 +146,8 @@ def test_a_sentence_names_each_setting_with_its_section():
 
 
 def test_words_that_set_nothing_and_empty_tables_without_a_name_are_refused(tmp_path: Path):
+    (tmp_path / "odd.toml").write_text('"train.lr" = 0.5\n')
+    assert [sentence[:26] for sentence in refusals(tmp_path / "odd.toml", [])] == ["train.lr is not a setting;"]
     (tmp_path / "odd.toml").write_text("[trian]\n")
     assert refusals(tmp_path / "odd.toml", ["lr", "--train.lr", "3"]) == [
         "lr is neither a setting nor a value of one. Leave it out.",

@@ -152,6 +152,10 @@ def _interrupted(
     assert load_training(Run(folder).latest).step == after
 
 
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("changes", [{"eval_every": 3}, AWD, {"eval_every": 0}])
 def test_a_signal_ends_a_validation_and_resuming_repeats_it(corpus, tmp_path, monkeypatch, changes):
     run(corpus, tmp_path / "whole", **changes)
@@ -168,9 +172,13 @@ def test_a_signal_ends_a_validation_and_resuming_repeats_it(corpus, tmp_path, mo
         assert not run(corpus, tmp_path / "cut", **changes)[1]
     cut = Run(tmp_path / "cut")
     assert read == [1] and not validations(cut.metrics.entries()) and read_header(cut.latest)["valid_loss"] is None
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # killed before it saves
+        patch.setattr(loop, "save_checkpoint", interrupt)
+        run(corpus, tmp_path / "cut", resume=True, **changes)
     assert run(corpus, tmp_path / "cut", resume=True, **changes)[1]
     assert without_clock(tmp_path / "whole") == without_clock(tmp_path / "cut")
-    assert cut.best.name == Run(tmp_path / "whole").best.name, "the metrics have the loss"
+    for each in Run(tmp_path / "whole").checkpoints():
+        assert read_header(each) == read_header(cut.checkpoint(load_training(each).step))
 
 
 @pytest.fixture

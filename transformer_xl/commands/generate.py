@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -150,7 +151,10 @@ def _prompts(options: Generate, read: Sequence[str | bytes], loaded: LoadedModel
     if loaded.vocab.unit == "byte":
         return read
     named = zip(options.prompt, read, strict=True)
-    return [text_of(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in named]
+    return [
+        text_of(text.removeprefix(BOM_UTF8), f"The prompt {name}") if isinstance(text, bytes) else text
+        for name, text in named
+    ]
 
 
 def _test_ids(

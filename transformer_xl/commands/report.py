@@ -23,7 +23,7 @@ class Report:
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """By default report.html in the run's folder; for several runs, report.html in the current folder."""
     model: bool = True
-    """Run the model for figures that are not stored yet."""
+    """Whether to run the model for figures that are not stored yet."""
     device: str = "auto"
 
     def run(self) -> None:

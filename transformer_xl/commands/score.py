@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -40,7 +41,7 @@ class Score:
         trained.problems.refuse()
         text = read_text(self.file)
         loaded = trained.load()
-        lines = text.split(b"\n")
+        lines = (text if loaded.vocab.unit == "byte" else text.removeprefix(BOM_UTF8)).split(b"\n")
         if not lines[-1]:  # nothing follows the last line end, or the file is empty
             lines.pop()
         texts = (text_of(line, f"{self.file}, line {number:,},") for number, line in enumerate(lines, start=1))

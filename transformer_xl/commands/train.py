@@ -45,7 +45,7 @@ class Train:
     """Continue the run in --out from its last checkpoint, with its own config.toml. --resume auto: continue the run
     if it saved a checkpoint; otherwise start it."""
     report: bool = True
-    """Write the run's page at the end."""
+    """Whether to write the run's page at the end."""
     print_config: bool = False
     """Print the settings as TOML and exit."""
     settings: Annotated[RunConfig, arg(name=""), FlagConversionOff] = field(default_factory=RunConfig)

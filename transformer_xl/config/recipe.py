@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.section}.{self.field}" if self.field else self.section
+        return f"{self.section}.{self.field}"
 
     def of(self, config: RunConfig) -> Value:
         """The value of this setting in a run."""
@@ -366,4 +366,4 @@ def _unknown(name: str) -> str:
     elsewhere = [other for other in TYPES if other.partition(".")[2] == name.partition(".")[2]]
     near = elsewhere or get_close_matches(name, TYPES, n=1, cutoff=0.75)
     meant = f"did you mean {near[0]}?" if near else "`txl train --help` lists them all."
-    return f"{name} is not a setting; {meant}"
+    return f"{name.removesuffix('.')} is not a setting; {meant}"

@@ -91,5 +91,8 @@ def type_text(hint: Hint) -> str:
 
 def value_text(value: Value) -> str:
     """A value as the user wrote it, or the beginning of it."""
-    text = json.dumps(value, default=str) if isinstance(value, str | bool | list) else str(value)
+    try:
+        text = json.dumps(value, default=str) if isinstance(value, str | bool | list) else str(value)
+    except ValueError:
+        text = "a number of thousands of digits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -111,7 +112,7 @@ class Vocab:
         """
         if unit == "bpe":
             try:
-                return cls.of_tokenizer(text_of(content, file), newlines)
+                return cls.of_tokenizer(text_of(content.removeprefix(BOM_UTF8), file), newlines)
             except ValueError as error:
                 raise Mistake(f"{file}: {error}") from error
         if unit != "word":
@@ -373,16 +374,16 @@ def _utf8(text: str) -> bytes:
 
 
 def text_of(content: bytes, file: str) -> str:
-    """Decode UTF-8, without a byte order mark; a `Mistake` for other bytes names the file."""
+    """Decode UTF-8; a `Mistake` for other bytes names the file."""
     try:
-        return content.decode("utf-8-sig")
+        return content.decode()
     except UnicodeDecodeError as error:
         raise Mistake(f"{file} must be UTF-8 text unless the tokens are bytes, and is not: {error}.") from error
 
 
 def listed_words(content: bytes, file: str) -> list[str]:
     """The words of a vocabulary file, in order; raise `ValueError` if it is not a list of different words."""
-    text = text_of(content, file)
+    text = text_of(content.removeprefix(BOM_UTF8), file)
     numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
     lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
     counted = bool(lines) and len(lines[0][1]) == 2

@@ -197,7 +197,7 @@ def _native(call: Call) -> Tensor:
     elif forward_ad._current_level >= 0:
         reason = "it has no derivatives in forward mode"
     if reason is not None:
-        raise Mistake(f"backend native cannot serve this call: {reason}. Use auto, strided or sdpa.")
+        raise Mistake(f"backend native cannot serve this call: {reason}. Use auto or strided.")
     return import_module(".native", __package__).attend(call)
 
 

@@ -25,7 +25,7 @@ from ..ops import BACKENDS
 from ..runtime import files
 from ..runtime.device import CPUINFO
 from ..runtime.ranks import launch_id
-from .metrics import Metrics, validations
+from .metrics import Metrics
 from .parts import FILES, FILES_TO_READ, name_damage, read_header
 
 BEGUN = ("recipe", "why", "init", "chosen")
@@ -99,20 +99,10 @@ class Run:
         lowest: dict[str, tuple[float, Path]] = {}
         for path in reversed(self.checkpoints()):
             header = header_of(path)
-            loss, how = self._valid_loss(header), _validation(header)
+            loss, how = header.get("valid_loss"), _validation(header)
             if isinstance(loss, int | float) and (how not in lowest or loss < lowest[how][0]):
                 lowest[how] = loss, path
         return [path for _, path in lowest.values()]
-
-    def _valid_loss(self, header: dict[str, Any]) -> object:
-        """The loss in a checkpoint, or what a resumed run logged for this step because a signal had ended its
-        validation."""
-        loss, step, train = header.get("valid_loss"), header.get("step"), header.get("train")
-        if loss is not None or not (isinstance(step, int) and isinstance(train, dict)):
-            return loss
-        due = step == train.get("max_steps") or (train.get("eval_every") and step % train["eval_every"] == 0)
-        known = validations(self.metrics.entries()) if due else []
-        return next((entry.get("loss") for entry in known if entry["step"] == step), None)
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the last `keep` and the best one of the last two ways to measure the loss."""

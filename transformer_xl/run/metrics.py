@@ -36,10 +36,13 @@ class Metrics:
             with explain_write_error(self.path):
                 sync(self.path)
 
-    def truncate(self, step: int) -> None:
+    def truncate(self, step: int, *, validated: bool = True) -> None:
         """Remove the entries after `step`, because resuming writes them again, the final scores of a finished run
-        (which name their checkpoint), and a last line that a killed run left unfinished."""
+        (which name their checkpoint), and a last line that a killed run left unfinished. If the step was not
+        `validated`, its validation is removed, too."""
         kept = [entry for entry in self.entries(step) if entry.get("step", 0) <= step and "checkpoint" not in entry]
+        if not validated:
+            kept = [e for e in kept if e.get("step") != step or not str(e.get("split")).startswith("valid")]
         if self.path.exists():
             write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
 

@@ -29,8 +29,7 @@ from ..model.sublayer import Sublayer
 from ..model.transformer_xl import TransformerXL
 from ..run.checkpoint import LoadedModel, load_training, load_weights, save_checkpoint
 from ..run.folder import Run
-from ..run.metrics import validations
-from ..run.parts import weights
+from ..run.parts import read_header, weights
 from ..runtime.files import lock_folder
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
@@ -207,9 +206,8 @@ class _Loop:
 
     def train(self, received: list[str]) -> None:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
-        trainer, settings, stopping = self.trainer, self.config.train, False
-        if self._lacks_validation():
-            stopping = self._validate(received) is None  # `Run.best` finds its loss in the metrics
+        trainer, settings = self.trainer, self.config.train
+        stopping = self._lacks_validation() and not self._validated(received)
         while trainer.step < settings.max_steps and not stopping:
             if getattr(sys.stdout, "reader_left", False):
                 received.append("closed pipe")
@@ -225,12 +223,9 @@ class _Loop:
                 self._report()
             if self._due(settings.sample_every):
                 self._sample()
-            due, valid_loss = self._validation_due(), None
-            if due and not stopping:
-                valid_loss = self._validate(received)
-                stopping = valid_loss is None
-            if due or stopping or self._due(settings.save_every):
-                self._save(valid_loss)
+            stopping = stopping or (self._validation_due() and not self._validated(received))
+            if stopping or (self._due(settings.save_every) and not self._validation_due()):
+                self._save(None)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.trainer.step % every == 0
@@ -239,14 +234,22 @@ class _Loop:
         return self.trainer.step >= self.config.train.max_steps or self._due(self.config.train.eval_every)
 
     def _lacks_validation(self) -> bool:
-        """Whether a signal ended the last process before or during the validation of this step, of which nothing was
-        kept."""
+        """Whether the last process ended before it had saved the validation of this step, of which nothing is kept."""
         if not self.trainer.step or not self._validation_due():
             return False
-        entries = self.run.metrics.entries() if self.trainer.ranks.first else []
-        made = any(entry["step"] == self.trainer.step for entry in validations(entries))
-        [known] = self.trainer.ranks.total([made])
-        return not known
+        saved = self.run.checkpoint(self.trainer.step)
+        lacks = self.trainer.ranks.first and read_header(saved).get("valid_loss") is None
+        if lacks:
+            self.run.metrics.truncate(self.trainer.step, validated=False)
+        [known] = self.trainer.ranks.total([lacks])
+        return known > 0
+
+    def _validated(self, received: list[str]) -> bool:
+        """Validate and save this step; False: a signal came, and nothing is saved."""
+        valid_loss = self._validate(received)
+        if valid_loss is not None:
+            self._save(valid_loss)
+        return valid_loss is not None
 
     def _say(self, line: str) -> None:
         if self.trainer.ranks.first:
