@@ -89,8 +89,8 @@ def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[Settin
 
 def _advice(run: Run) -> str:
     return (
-        f"in {run.path}, and cannot change now. Start a new run with another --out; --init {run.path} gives it these "
-        "weights, for a model of this shape and unit."
+        f"in {run.path}, and cannot change now. Start a new run with another --out; --init {run.path} gives these "
+        "weights to a model of the same shape and unit."
     )
 
 
