@@ -1,5 +1,5 @@
-"""The checker behind `--jaxtyping-packages`. It is beartype that takes an int as a float, a `SymInt` as an int, and
-anything as a stream."""
+"""The checker behind `--jaxtyping-packages`: beartype, which takes an int as a float, a `SymInt` as an int, and
+anything as a stream here."""
 
 from typing import TextIO
 

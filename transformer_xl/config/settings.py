@@ -14,6 +14,7 @@ from .problems import Checked, Problem, out_of_bounds
 from .shape import ATTENTION, KINDS, TransformerXLConfig, needs, of_other_kinds
 
 _LONGEST, _HIGHEST = 1 << 31, 1e30
+MOST_STREAMS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +201,7 @@ class TrainConfig(Checked):
 
     def _problems(self) -> Iterator[Problem]:
         yield from _length_problems(self)
-        yield from out_of_bounds(self, "batch_size", least=1, most=1 << 20)
+        yield from out_of_bounds(self, "batch_size", least=1, most=MOST_STREAMS)
         counts = ("batch_chunk", "passes", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")

@@ -26,10 +26,10 @@ import torch
 from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
+from ..config.settings import MOST_STREAMS
 from ..mistake import Mistake
 from .corpus import Split
 
-_MOST_STREAMS = 1 << 20
 _TURN = 64
 """Number of segments in a turn of one of two paired streams."""
 _PIECE = 1 << 24
@@ -199,8 +199,8 @@ class StreamLoader:
         for setting, value, bound in (*least, ("context_len", context_len, 0), ("passes", passes, 1)):
             if value < bound:
                 raise Mistake(f"{setting} must be at least {bound}, got {value}.")
-        if batch_size > _MOST_STREAMS:
-            raise Mistake(f"batch_size must be at most {_MOST_STREAMS:,}, got {batch_size}.")
+        if batch_size > MOST_STREAMS:
+            raise Mistake(f"batch_size must be at most {MOST_STREAMS:,}, got {batch_size}.")
         others = {"documents": documents, "max_tokens": max_tokens, "shuffle": shuffle, "context_len": context_len}
         others |= {"passes": passes, "seed": seed}
         self.short: Callable[[], StreamLoader] = partial(

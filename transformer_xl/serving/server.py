@@ -61,7 +61,7 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
         server_header=False,
         proxy_headers=bool(trusted),
         forwarded_allow_ips=list(trusted),
-        backlog=SPARE // 4,  # so many are accepted before the first of them can be closed
+        backlog=SPARE // 4,  # connections that are accepted before one beyond the limit can be closed
         timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # asyncio takes fractions
         timeout_notify=10,
         callback_notify=partial(run_in_threadpool, tidy, app.state.service),
