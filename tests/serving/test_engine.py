@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from small_models import VARIANTS
 
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling
-from transformer_xl.serving.engine import Engine, refusal
+from transformer_xl.serving.engine import Engine, empty_cache, refusal
 from transformer_xl.serving.jobs import Ended, Job, Scored, Turns
 from transformer_xl.serving.requests import Refused
 from transformer_xl.serving.sessions import Past, shorter_memory
@@ -76,6 +77,33 @@ def mixed_jobs(count: int, seed: int) -> list[dict[str, Any]]:
         }
         for _ in range(count)
     ]
+
+
+@torch.no_grad()
+def test_reading_and_writing_take_turns_by_their_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drawing a token takes as long as reading a segment, each step of writing is followed by one of reading."""
+    engine = Engine(language_model().model, BYTES, LENGTHS, rows=8)
+    now, read, draw, steps = [0.0], engine._read_segment, engine._draw, 12
+
+    def slow(work: Any) -> Any:
+        def wrapped(*args: Any) -> Any:
+            now[0] += 1
+            return work(*args)
+
+        return wrapped
+
+    monkeypatch.setattr("transformer_xl.serving.engine.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(engine, "_read_segment", slow(read))
+    monkeypatch.setattr(engine, "_draw", slow(draw))
+    engine.submit([job(np.arange(1 + 16 * LENGTHS.tgt_len), Written(), max_tokens=90) for _ in range(2)])
+    engine._begin(engine._queue.first(), empty_cache(engine.model, LENGTHS))  # a text that is being written meanwhile
+    for _ in range(steps):
+        engine._admit()
+        engine._read()
+        engine._seat()
+        engine._write()
+    assert engine.counts["steps"] == steps
+    assert engine.counts["tokens_read"] == steps * LENGTHS.tgt_len
 
 
 def texts_of(engine: Engine, wanted: list[dict[str, Any]], *, together: bool) -> list[list[Any]]:

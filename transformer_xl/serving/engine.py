@@ -276,9 +276,7 @@ class Engine:
         rows = torch.tensor(list(holders))
         log_probs = self._log_probs(torch.tensor(ids, device=self.device)[:, None], rows).cpu()
         self.counts["steps"] += 1
-        seconds = time.perf_counter() - started
-        self.counts["step_seconds"] += seconds
-        self._lead -= seconds
+        self.counts["step_seconds"] += time.perf_counter() - started
         broken = log_probs.isnan().any(dim=1).tolist()
         groups: defaultdict[tuple[object, ...], dict[int, Writing]] = defaultdict(dict)
         for row, holder in holders.items():
@@ -291,6 +289,7 @@ class Engine:
                 groups[how.temperature, how.top_k, how.top_p, how.bias, top][row] = holder
         for group in groups.values():
             self._draw(group, log_probs[list(group)])
+        self._lead -= time.perf_counter() - started
 
     def _log_probs(self, ids: Int[Tensor, "B 1"], rows: Int[Tensor, " R"]) -> Float[Tensor, "B V"]:
         """Log-probabilities after `ids` in these rows; other rows are undefined.
