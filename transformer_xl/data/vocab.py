@@ -127,9 +127,9 @@ class Vocab:
 
     def __str__(self) -> str:
         if self.unit == "id":
-            return f"{len(self)} ids"
+            return f"{len(self):,} ids"
         ends = {"keep": "newlines kept", "drop": "newlines dropped", "sentence": "sentences between <S>"}
-        return f"{len(self)} {units_of(self.unit)}, {ends[self.newlines]}"
+        return f"{len(self):,} {units_of(self.unit)}, {ends[self.newlines]}"
 
     def __repr__(self) -> str:
         return f"Vocab({self})"
