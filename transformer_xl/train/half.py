@@ -119,10 +119,11 @@ class LossScale:
 
 
 def unscale(gradients: Iterable[Tensor | None], scale: float) -> None:
-    """Divide gradients by the scale, in place."""
+    """Divide gradients by the scale, in place: a CUDA graph writes the next ones into the same memory."""
     if scale == 1:
         return
-    found = [gradient for gradient in gradients if gradient is not None]
+    # A sparse tensor that is multiplied in place gets other memory.
+    found = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients if gradient is not None]
     torch._foreach_mul_(found, 1 / scale)  # type: ignore[attr-defined]
 
 
