@@ -38,13 +38,18 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
             raise Mistake(f"precision must be auto, fp32, bf16 or fp16, got {precision!r}.")
         return precision, "as the settings say"
     if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        fast = card_has_bf16(device)
         if not fast and torch.cuda.get_device_capability(device) >= (7, 0):
             return "fp16", "this CUDA device multiplies fp16 fast, and not bf16"
     else:
         fast = device.type == "cpu" and _cpu_has_fast_bf16()
     name = device.type.upper()
     return ("bf16", f"this {name} multiplies bf16 fast") if fast else ("fp32", f"this {name} has no fast bf16")
+
+
+def card_has_bf16(device: torch.device) -> bool:
+    """Whether this CUDA device multiplies bf16. PyTorch's `is_bf16_supported` is about the current device."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def sums_on(device: torch.device) -> torch.device:

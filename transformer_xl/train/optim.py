@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..config.settings import TrainConfig
+from ..runtime.device import card_has_bf16
 
 NGRAM_TABLE = "ngrams.table.weight"
 
@@ -128,7 +129,7 @@ class Muon(torch.optim.Muon):
             torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])  # type: ignore[attr-defined]
             updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # type: ignore[attr-defined]
             wide = torch.stack([update.mT if _is_tall(update) else update for update in updates])
-            wide = wide.bfloat16() if wide.is_cuda and torch.cuda.is_bf16_supported(False) else wide
+            wide = wide.bfloat16() if wide.is_cuda and card_has_bf16(wide.device) else wide
             wide = orthogonal(wide, group["ns_coefficients"], group["ns_steps"], group["eps"]).to(matrices[0].dtype)
             tall = sum(map(_is_tall, matrices))  # these are the last
             wide, turned = wide.split([len(wide) - tall, tall])
