@@ -228,6 +228,21 @@ def test_rows_may_be_taken_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_products_in_fp32_are_as_exact_as_pytorchs(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the user has set it in PyTorch's new way, beside which the old question is an error."""
+    found: dict[str, Any] = {}
+    monkeypatch.setitem(fused.KERNELS, "forward", {(3,): lambda *_, **constants: found.update(constants)})
+    x, numbers = torch.zeros(1, 1, 1, 32), fused.Numbers(0, 1, 3, 1, 1, 1, 0, 1.0, None, 0, 1.0)
+    before, products = torch.backends.cuda.matmul.fp32_precision, torch.backends.cuda.matmul
+    products.fp32_precision = precision
+    try:
+        fused._launch("forward", 1, [x, x, x, x[0], *[None] * 4], numbers)
+    finally:
+        products.fp32_precision = before
+    assert found["PRECISION"] == precision
+
+
 @runs
 def test_no_second_derivative() -> None:
     inputs = make_inputs(Case(batch=1, heads=1), torch.float32, DEVICE)

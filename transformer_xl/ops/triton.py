@@ -112,7 +112,7 @@ def _launch(name: str, length: int, inputs: Sequence[Any], numbers: Numbers, *re
     q, k, v, r = inputs[:4]
     K = q.shape[3]
     tile = tile_of(name, q.dtype, K, _target(q.device))
-    exact = torch.get_float32_matmul_precision() == "highest"
+    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"  # whichever of its two ways set it
     both = numbers.ahead > 0 or inputs[7] is not None
     constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers.seed is not None, "BOTH": both, "K": K}
     constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile
