@@ -90,6 +90,7 @@ def fake_cuda() -> Iterator[None]:
             (fused_step, "launch", _count_launch),
             (torch.cuda, "is_bf16_supported", lambda *_: True),
             (torch.cuda, "get_device_capability", lambda *_: (9, 0)),
+            (Tensor, "pin_memory", lambda self: self),
             (FakeTensor, "tolist", lambda self: [self[0].item()] * self.numel()),
             (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, FakeTensor]),
         ):
@@ -125,7 +126,7 @@ class Launches(TorchDispatchMode):
         """Kernels in CUDA graphs, which the host starts at once."""
         self.copies: int = 0
         self.waits: int = 0
-        """Copies to the host, which waits for them."""
+        """Copies for which the host waits: to the host, and to the device unless they are `non_blocking`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         from transformer_xl.ops import triton
@@ -143,7 +144,7 @@ class Launches(TorchDispatchMode):
         devices = {x.device.type for x in tensors}
         if name in ("_to_copy", "copy_") and len(devices) == 2:
             self.copies += 1
-            self.waits += out.is_cpu
+            self.waits += out.is_cpu or True not in (*args[2:], (kwargs or {}).get("non_blocking"))
         elif "cuda" in devices and not func.is_view and name not in _NONE:
             over_many = name.startswith(("_foreach", "_fused"))
             self._start(name, tensors, _over_many(args) if over_many else _SEVERAL.get(name, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -39,6 +40,18 @@ def test_auto_takes_the_half_precision_of_the_card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda card: cards[str(card)])
     found = [device.resolve_precision("auto", torch.device(card))[0] for card in cards]
     assert found == ["bf16", "fp16", "fp32", "bf16"]
+
+
+def test_only_cuda_is_not_waited_for_in_a_copy_from_the_host():
+    """Apple's GPU would read the host's memory after it is free."""
+    for kind in ("cuda", "mps", "cpu"):
+        host = Mock()
+        copy, chosen = device.on_device(host, torch.device(kind)), torch.device(kind)
+        if kind == "cuda":
+            assert copy is host.pin_memory().to.return_value
+            host.pin_memory().to.assert_called_once_with(chosen, non_blocking=True)
+        else:
+            host.to.assert_called_once_with(chosen)
 
 
 def test_the_smallest_numbers_become_zero_in_all_threads():

@@ -25,7 +25,7 @@ from ..mistake import Mistake
 from ..model.adaptive import AdaptiveSoftmax
 from ..model.modules import as_targets
 from ..run.checkpoint import LoadedModel
-from ..runtime.device import autocast, sums_on
+from ..runtime.device import autocast, on_device, sums_on
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import report_progress, show_table
 
@@ -156,7 +156,8 @@ def evaluate(
                 memory = model.empty_cache(len(segment.ids), lengths)
             elif segment.reset is not None:
                 memory = memory.reset(segment.reset)
-            nll, memory = model(segment.ids.to(device), segment.targets.to(device), memory, lengths)
+            call = on_device(segment.ids, device), on_device(segment.targets, device)
+            nll, memory = model(*call, memory, lengths)
             nats += nll.to(nats.device).sum(dtype=torch.float64)
             scored = segment.targets[segment.targets >= 0]
             targets += len(scored)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ..mistake import Mistake, join_words
 from .launcher import rank_and_size
@@ -50,6 +51,12 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
 def card_has_bf16(device: torch.device) -> bool:
     """Whether this CUDA device multiplies bf16. PyTorch's `is_bf16_supported` is about the current device."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def on_device(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device. On CUDA the host does not wait for what it started there before, which needs
+    pinned memory. Apple's GPU would read memory that is free (https://github.com/pytorch/pytorch/issues/189690)."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def sums_on(device: torch.device) -> torch.device:

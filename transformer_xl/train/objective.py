@@ -12,6 +12,7 @@ from ..config.settings import Lengths
 from ..model.memory import Memory
 from ..model.modules import as_targets
 from ..model.transformer_xl import TransformerXL
+from ..runtime.device import on_device
 
 
 class Counts(NamedTuple):
@@ -22,11 +23,11 @@ class Counts(NamedTuple):
     """Pairs of neighbouring positions of a row that are both scored."""
 
     @classmethod
-    def of(cls, scored: Bool[Tensor, "B T"], device: torch.device | str | None = None) -> Counts:
+    def of(cls, scored: Bool[Tensor, "B T"], device: torch.device | None = None) -> Counts:
         """`scored` marks the targets of the whole batch."""
         counts = torch.stack([scored.sum(), (scored[:, 1:] & scored[:, :-1]).sum()]).clamp(min=1)
-        targets, pairs = counts.to(torch.float32).to(device or scored.device, non_blocking=True).unbind()
-        return cls(targets, pairs)
+        counts = counts.to(torch.float32)
+        return cls(*(counts if device is None else on_device(counts, device)).unbind())
 
 
 class Objective(nn.Module):

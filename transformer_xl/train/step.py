@@ -27,7 +27,7 @@ from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL, ordered_weights
 from ..run.checkpoint import TrainingState
 from ..run.parts import set_weights, weights
-from ..runtime.device import sums_on
+from ..runtime.device import on_device, sums_on
 from ..runtime.ranks import Ranks
 from .compiled import compile_objective, compiled, is_usual
 from .half import FIRST_SCALE, LossScale, unscale, zero_if_finite
@@ -97,7 +97,7 @@ def train_step(
     ranks, objective = ranks or Ranks(), objective or objective_of(model, config)
     device, mine = device_of(model), ranks.rows(len(segment.ids))
     learned = trained_targets(segment.targets, config.loss)
-    ids, targets = segment.ids[mine].to(device), learned[mine].to(device)
+    ids, targets = on_device(segment.ids[mine], device), on_device(learned[mine], device)
     size = len(ids) // config.batch_chunk
     counts = Counts.of(learned >= 0, device)
     factor = torch.full((), scale, device=device)
