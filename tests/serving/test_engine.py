@@ -80,21 +80,31 @@ def mixed_jobs(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def test_reading_and_writing_take_turns_by_their_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where drawing a token takes as long as reading a segment, each step of writing is followed by one of reading."""
+@pytest.mark.parametrize(("reading", "reads"), [(1, 12), (3, 4)])
+def test_reading_and_writing_take_turns_by_their_whole_time(
+    reading: int, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where drawing a token takes as long as reading a segment, each step of writing is followed by one of reading.
+    Here a segment is read by a device that works while the host goes on; drawing waits for it."""
     engine = Engine(language_model().model, BYTES, LENGTHS, rows=8)
-    now, read, draw, steps = [0.0], engine._read_segment, engine._draw, 12
+    now, left, read, draw, steps = [0.0], [0], engine._read_segment, engine._draw, 12
 
-    def slow(work: Any) -> Any:
-        def wrapped(*args: Any) -> Any:
-            now[0] += 1
-            return work(*args)
+    def start(*args: Any) -> Any:
+        left[0] += reading
+        return read(*args)
 
-        return wrapped
+    def wait(*_: Any) -> None:
+        now[0], left[0] = now[0] + left[0], 0
+
+    def slow(*args: Any) -> Any:
+        wait()
+        now[0] += 1
+        return draw(*args)
 
     monkeypatch.setattr("transformer_xl.serving.engine.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(engine, "_read_segment", slow(read))
-    monkeypatch.setattr(engine, "_draw", slow(draw))
+    monkeypatch.setattr("transformer_xl.serving.engine.wait_for", wait, raising=False)
+    monkeypatch.setattr(engine, "_read_segment", start)
+    monkeypatch.setattr(engine, "_draw", slow)
     engine.submit([job(np.arange(1 + 16 * LENGTHS.tgt_len), Written(), max_tokens=90) for _ in range(2)])
     engine._begin(engine._queue.first(), empty_cache(engine.model, LENGTHS))  # a text that is being written meanwhile
     for _ in range(steps):
@@ -103,7 +113,7 @@ def test_reading_and_writing_take_turns_by_their_whole_time(monkeypatch: pytest.
         engine._seat()
         engine._write()
     assert engine.counts["steps"] == steps
-    assert engine.counts["tokens_read"] == steps * LENGTHS.tgt_len
+    assert engine.counts["tokens_read"] == reads * LENGTHS.tgt_len
 
 
 def texts_of(engine: Engine, wanted: list[dict[str, Any]], *, together: bool) -> list[list[Any]]:

@@ -59,6 +59,12 @@ def on_device(host: Tensor, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done what was started there, so that a clock shows its time."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def sums_on(device: torch.device) -> torch.device:
     """Where sums in float64 of this device's numbers are added: on the host for Apple's GPU, which has no float64."""
     return torch.device("cpu") if device.type == "mps" else device
