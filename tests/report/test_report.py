@@ -96,7 +96,7 @@ def make_run(folder: Path, entries=None, *, device: str = "cpu", recipe: str = "
     config = load_recipe("enwik8-small", words("--eval.tgt-len 6 --eval.mem-len 6"))
     sizes = {"max_steps": 20, "batch_size": 11, "tgt_len": 6, "mem_len": 6, "device": device, "precision": "fp32"}
     Run(folder).write_settings(replace(config, train=replace(config.train, **sizes | train)))
-    facts = {"python": "3.11", "devices": ["an EPYC", "an H200"], "packages": {"torch": "2"}, "recipe": recipe}
+    facts = {"python": "3.11", "devices": ["an EPYC", "a T4", "an H200"], "packages": {"torch": "2"}, "recipe": recipe}
     (folder / "environment.json").write_text(json.dumps(facts))
     usual = [line(10, 2.0), scored(10, 1.75), line(20, 1.5), scored(20, 1.5), scored(20, 1.25, "test")]
     entries = usual if entries is None else entries
@@ -104,7 +104,9 @@ def make_run(folder: Path, entries=None, *, device: str = "cpu", recipe: str = "
     return folder
 
 
-@pytest.mark.parametrize(("device", "machine"), [("cpu", "an EPYC"), ("cuda:1", "an H200")])
+@pytest.mark.parametrize(
+    ("device", "machine"), [("cpu", "an EPYC"), ("cuda", "a T4"), ("cuda:0", "a T4"), ("cuda:1", "an H200")]
+)
 def test_a_page_shows_the_main_figures_and_the_machine_of_the_training(tmp_path, device, machine):
     seen = page_of(make_run(tmp_path / "mine", device=device)).text
     for part in ("mine", f"{1.25 / math.log(2):.4f} bpc", "1,320", "20 of 20", "0:03"):
