@@ -329,12 +329,15 @@ def test_a_signal_that_also_ends_the_compiler_is_no_error_of_it(home, tmp_path, 
     assert main([*words(home, tmp_path / "run"), "--train.compile"]) == 130
     assert capsys.readouterr().err.endswith("txl: Interrupted. Nothing was saved.\n")
 
-    def broken(trainer: Trainer, signals: list[str]) -> None:
-        signals.append("SIGTERM")
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    alloc = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    for number, error in enumerate([torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(alloc)]):
 
-    monkeypatch.setattr(Trainer, "advance", broken)
-    assert main(words(home, tmp_path / "other")) == 2 and "not enough memory" in capsys.readouterr().err
+        def broken(trainer: Trainer, signals: list[str], error: Exception = error) -> None:
+            signals.append("SIGTERM")
+            raise error
+
+        monkeypatch.setattr(Trainer, "advance", broken)
+        assert main(words(home, tmp_path / str(number))) == 2 and "not enough memory" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")

@@ -25,8 +25,10 @@ from ..runtime.launcher import rank_and_size
 from ..runtime.terminal import LastingOutput, Output
 from . import COMMANDS, command_class
 
-NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
-"""Torch's errors for a tensor that does not fit into memory."""
+NO_MEMORY = re.compile(
+    r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow|STATUS_ALLOC_FAILED"
+)
+"""Torch's errors, and those of CUDA's libraries, for what does not fit into memory."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """The variables that control how threads of GNU's OpenMP wait for each other."""
 SPINS = "1000"
