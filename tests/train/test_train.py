@@ -561,6 +561,22 @@ def test_a_run_goes_on_as_it_began(corpus, tmp_path, changes, sentence):
     assert run(corpus, tmp_path, resume=True, max_steps=9, backend="chunked", precision="auto")[1]
 
 
+def test_a_backend_of_the_cpu_is_refused_on_a_gpu_before_training(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(Mistake, match=r"train\.backend must be one that can serve here, got chunked: it is for the CPU"):
+        choices(replace(TRAIN, device="cuda:0", backend="chunked"), SHAPE)
+
+
+def test_a_run_of_a_gpu_goes_on_on_a_cpu(corpus, tmp_path):
+    """With a backend of the CPU, unless one is named."""
+    run(corpus, tmp_path, max_steps=2)
+    began = Run(tmp_path).settings()
+    Run(tmp_path).write_settings(replace(began, train=replace(began.train, device="cuda:0", backend="triton")))
+    with pytest.raises(Mistake, match=r"must be one that can serve here, got triton"):
+        run(corpus, tmp_path, resume=True, max_steps=3, backend="triton")
+    assert run(corpus, tmp_path, resume=True, max_steps=3, backend="auto")[1]
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_path):
     model, config = start(shape=replace(SHAPE, document_end=97))
     shuffled = replace(config, corpus=replace(config.corpus, shuffle_lines=True, document_end="a"))

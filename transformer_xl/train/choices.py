@@ -63,8 +63,11 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     asked, why_not = config.backend, None
     if asked == "native":  # a run may go on where the kernels are not built
         why_not = "torch.compile cannot trace it" if config.compile else native_refusal(device, dtype)
-    if asked == "triton" and (reason := triton_refusal(device, dtype, model.d_head)):
-        raise Mistake(f"train.backend must be one that can serve here, got triton: {reason}. Use auto.")
+    reason = triton_refusal(device, dtype, model.d_head) if asked == "triton" else None
+    if asked == "chunked" and device.type == "cuda":
+        reason = "it is for the CPU"
+    if reason:
+        raise Mistake(f"train.backend must be one that can serve here, got {asked}: {reason}. Use auto.")
     backend, why_backend = resolve_backend(
         "auto" if why_not else asked,
         device,

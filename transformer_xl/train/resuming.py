@@ -65,8 +65,11 @@ def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
 
 
 def with_own_choices(run: Run, config: RunConfig) -> RunConfig:
-    """`config` with what the run chose when it began instead of "auto"."""
-    own, choices = run.settings().train, ("device", "precision", "backend")
+    """`config` with what the run chose when it began instead of "auto". Another kind of device has another backend."""
+    own, choices = run.settings().train, ["device", "precision", "backend"]
+    kind, _, _ = config.train.device.partition(":")
+    if kind not in ("auto", own.device.partition(":")[0]):
+        choices.remove("backend")
     chosen = {name: getattr(own, name) for name in choices if getattr(config.train, name) == "auto"}
     return replace(config, train=replace(config.train, **chosen))
 
