@@ -15,6 +15,7 @@ import pytest
 import torch
 from tiny_runs import TINY, printed
 
+from transformer_xl.commands import env
 from transformer_xl.commands import main as cli
 from transformer_xl.commands.main import main
 from transformer_xl.data.library import library
@@ -236,6 +237,18 @@ def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):
         why_not = choice.doubt(torch.device("cuda"))
         assert why_not is None if why is None else why in str(why_not)
     choice.read_verdict.cache_clear()
+
+
+def test_env_check_tries_one_card_of_each_kind(tmp_path, monkeypatch):
+    """A training on cuda:1 needs the verdict of its own card."""
+    tried, kinds = [], ["A card", "A card", "Another"]
+    monkeypatch.setenv("TXL_HOME", str(tmp_path))
+    monkeypatch.setattr("transformer_xl.ops.choice.triton_refusal", lambda *_: None)
+    monkeypatch.setattr("transformer_xl.ops.choice.card", lambda device: {"card": kinds[device.index or 0]})
+    monkeypatch.setattr("transformer_xl.ops.testing.fault_of", lambda _, device: tried.append(device))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    env.check_cards()
+    assert tried == ["cuda:0", "cuda:2"] and len([*tmp_path.rglob("*.json")]) == 2
 
 
 def test_tables_in_a_pipe_are_aligned_columns(capsys):

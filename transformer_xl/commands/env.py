@@ -7,12 +7,15 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config.settings import TrainConfig, TransformerXLConfig
 from ..mistake import Mistake
 from ..runtime.files import below_home
 from ..runtime.terminal import show_pairs
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class Env:
     """Print the hardware and versions of this machine, and what `auto` chooses on it, with reasons."""
 
     check: bool = False
-    """First compare the fused kernels with float64 on the CUDA device, in one or two minutes. `auto` trains with them
-    only on a card where they passed, with the same versions and source."""
+    """First compare the fused kernels with float64 on each kind of CUDA device, in one or two minutes. `auto` trains
+    with them only on a card where they passed, with the same versions and source."""
     json: bool = False
     """Print one JSON object."""
 
@@ -35,7 +38,7 @@ class Env:
         from ..train.choices import choices
 
         if self.check:
-            check_card()
+            check_cards()
         model = TransformerXLConfig(vocab_size=0)
         auto = choices(TrainConfig(), model)
         device = torch.device(auto["device"]["name"])
@@ -54,29 +57,40 @@ class Env:
         show_pairs("what would run with `auto`, and why", chosen)
 
 
-def check_card() -> None:
-    """Run the contract of the fused kernels on the CUDA device, and keep the verdict for `auto`.
+def check_cards() -> None:
+    """Run the contract of the fused kernels on one CUDA device of each kind, and keep the verdicts for `auto`.
 
     Raises:
         Mistake: there is no CUDA device, or the kernels cannot run on it.
     """
     import torch
 
-    from ..ops import choice, testing
+    from ..ops import choice
     from ..runtime.device import resolve_device
-    from ..runtime.files import write_whole
 
-    device = resolve_device("auto")
-    refusal = choice.triton_refusal(device, torch.float32, 64)
+    first = resolve_device("auto")
+    refusal = choice.triton_refusal(first, torch.float32, 64)
     if refusal:
         raise Mistake(f"--check needs a CUDA device and Triton: {refusal}. Leave --check out on this machine.")
+    cards, kinds = [torch.device("cuda", index) for index in range(torch.cuda.device_count())] or [first], set()
+    for device in cards:
+        if (file := choice.verdict_file(choice.card(device))) not in kinds:
+            kinds.add(file)
+            check_card(device)
+    choice.read_verdict.cache_clear()
+
+
+def check_card(device: torch.device) -> None:
+    """Run the contract on this device, and keep the verdict."""
+    from ..ops import choice, testing
+    from ..runtime.files import write_whole
+
     facts, start = choice.card(device), time.monotonic()
     print(f"Comparing the fused kernels with float64 on {facts['card']} ...", file=sys.stderr, flush=True)
     why = testing.fault_of("triton", str(device))
     found = {"why": why, "date": date.today().isoformat(), "seconds": round(time.monotonic() - start, 1)}
     file = choice.verdict_file(facts)
     write_whole(file, json.dumps(facts | found, indent=2) + "\n")
-    choice.read_verdict.cache_clear()
     ended = "They passed" if why is None else f"They failed ({why})"
     print(f"{ended}, after {found['seconds']:.0f} s. Kept in {below_home(file)}.", file=sys.stderr)
 
