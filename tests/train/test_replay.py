@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from transformer_xl.config.settings import RunConfig, TrainConfig, TransformerXL
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import Segment
 from transformer_xl.mistake import Mistake
+from transformer_xl.model.step import _capture_graph
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.train import replay
 from transformer_xl.train.choices import can_record, resolve_settings
@@ -125,6 +127,30 @@ def test_a_compiled_step_is_not_compiled_again_in_its_recording() -> None:
     """CUDA would end the recording. (The ids are part of a longer segment, so their rows are not neighbours.)"""
     expected, found = losses(replay.forward_backward), losses(replay.Replay(), compiled=True)
     assert found[0] == pytest.approx(expected[0], rel=1e-5)
+
+
+def test_a_recording_is_of_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's `graph` waits for the current device, which may be another one."""
+    entered, inside = [], []
+
+    @contextmanager
+    def device_of(tensor: Tensor) -> Iterator[None]:
+        entered.append(tensor)
+        yield
+        entered.pop()
+
+    @contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        inside.append(len(entered))
+        yield
+
+    for name, value in (("device_of", device_of), ("graph", graph), ("Stream", MagicMock()), ("stream", MagicMock())):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock())
+    _capture_graph(torch.neg, torch.zeros(1))
+    with suppress(AttributeError, RuntimeError):  # nothing was recorded
+        losses(replay.Replay())
+    assert inside == [1, 1]
 
 
 def test_a_shape_that_does_not_come_back_has_no_graph() -> None:

@@ -341,7 +341,8 @@ def _capture_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tens
             run(entry)
     torch.cuda.current_stream(x.device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):  # PyTorch's own is of the first device that recorded
+    # PyTorch's own stream is of the first device that recorded, and it waits for the current device.
+    with torch.cuda.device_of(x), torch.cuda.graph(graph, stream=side):
         out = run(entry)
 
     def replay(x: Tensor) -> Tensor:

@@ -88,7 +88,8 @@ class Replay:
             if self.stream is None:
                 self.stream, self.pool = torch.cuda.Stream(factor.device), torch.cuda.graph_pool_handle()
             recording = torch.cuda.graph(shape.graph, pool=self.pool, stream=self.stream)
-            with torch.compiler.set_stance("fail_on_recompile"), recording:
+            # Entering waits for the current device: another one would get a context, if it has memory left.
+            with torch.compiler.set_stance("fail_on_recompile"), torch.cuda.device_of(factor), recording:
                 shape.results = forward_backward(objective, precision, factor, call, counts, 0.0)
             shape.gradients = {p: p.grad for p in objective.parameters() if p.grad is not None}
         for own, new in zip(shape.inputs, given, strict=True):
