@@ -56,7 +56,8 @@ def card_has_bf16(device: torch.device) -> bool:
 def on_device(host: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on the device. On CUDA the host does not wait for what it started there before, which needs
     pinned memory. Apple's GPU would read memory that is free (https://github.com/pytorch/pytorch/issues/189690)."""
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    pinned = device.type == "cuda" and host.is_cpu
+    return host.pin_memory().to(device, non_blocking=True) if pinned else host.to(device)
 
 
 def wait_for(device: torch.device) -> None:
