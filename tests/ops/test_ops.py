@@ -22,7 +22,7 @@ from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.mistake import Mistake
 from transformer_xl.ops import choice, chunked, relative_attention, resolve_backend, strided, testing
 from transformer_xl.ops.call import Call
-from transformer_xl.ops.dropout import dropout, keep_mask
+from transformer_xl.ops.dropout import dropout, dropout_relu, keep_mask
 from transformer_xl.ops.testing import (
     CASES,
     NAMES,
@@ -471,6 +471,8 @@ def test_auto_keeps_the_tangents_of_forward_mode(monkeypatch: pytest.MonkeyPatch
     with forward_ad.dual_level():
         q = forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0]))
         tangent = forward_ad.unpack_dual(relative_attention(q, *inputs[1:])).tangent
+        assert forward_ad.unpack_dual(relative_attention(q, *inputs[1:], dropout_p=0.1)).tangent is not None
+        assert forward_ad.unpack_dual(dropout_relu(q * 1, 0.1)).tangent is not None
         with pytest.raises(Mistake, match="forward mode"):
             relative_attention(q, *inputs[1:], backend="native")
     assert tangent is not None

@@ -22,6 +22,7 @@ import pytest
 import torch
 from amount import ALL
 from small_models import small_model
+from torch.autograd import forward_ad
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -405,6 +406,8 @@ def test_where_the_kernels_of_a_sublayer_serve(changes: dict[str, Any]) -> None:
         inside = []
         torch.func.vmap(lambda row: inside.append(serves()) or row)(x)
         assert inside == [False] and serves()
+        with forward_ad.dual_level():
+            assert not serves(), "its kernels have no derivatives in forward mode"
         for name in ("norm", "dropout"):
             for part in (first.attention, first.feed_forward):
                 getattr(part, name).register_full_backward_hook(lambda *_: None)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
 from ..ops import check_backend
-from ..ops.call import in_autocast, product_dtype
+from ..ops.call import in_autocast, in_transform, product_dtype
 from ..ops.choice import fused_sublayer
 from ..ops.dropout import Dropout, dropout_relu
 from .gates import build_join
@@ -67,7 +67,7 @@ class Sublayer(nn.Module):
             and half.itemsize == 2
             and in_autocast(x)
             and not torch.compiler.is_compiling()
-            and not torch._C._are_functorch_transforms_active()
+            and not in_transform()
         )
         kernels = fused_sublayer(self.backend, x, self.d_head) if serves else None
         if kernels is None:

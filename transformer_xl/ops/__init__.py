@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..mistake import Mistake
-from .call import Call, product_dtype
+from .call import Call, in_transform, product_dtype
 from .choice import BACKENDS, check_backend, resolve_backend
 from .masks import Bounds, Mask
 from .reference import scores_by_term
@@ -77,8 +76,7 @@ def relative_attention(
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if not q.numel():  # nothing, whose gradients are zeros
         return q + 0 * (k.sum() + v.sum() + r.sum() + content_bias.sum() + position_bias.sum()).to(q.dtype)
-    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    if name == "auto" and (transformed or torch.compiler.is_exporting()):
+    if name == "auto" and (in_transform() or torch.compiler.is_exporting()):
         name = "strided"  # requires_grad says nothing inside vmap, only this has all derivatives, and sizes stay free
     if name == "auto":
         inputs = (q, k, v, r, content_bias, position_bias)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from ..mistake import Mistake
@@ -42,6 +43,11 @@ def product_dtype(like: Tensor) -> torch.dtype:
     """The dtype in which matrix products read `like`: autocast's, if the caller is in one."""
     mixed = in_autocast(like) and like.dtype != torch.float64
     return torch.get_autocast_dtype(like.device.type) if mixed else like.dtype
+
+
+def in_transform() -> bool:
+    """Whether all derivatives are needed: in a transform of torch.func or in forward-mode differentiation."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def constant(function: Function) -> Function:

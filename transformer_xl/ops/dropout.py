@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from .call import in_transform
+
 _STEPS = 1 << 16
 _TINY = 1e-6
 
@@ -26,7 +28,7 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
     """
     if p == 0:
         return x
-    if x.device.type != "cpu" or torch._C._are_functorch_transforms_active():
+    if x.device.type != "cpu" or in_transform():
         return F.dropout(x, p)
     return _MaskProduct.apply(x, keep_mask(x.shape, p), p)
 
@@ -38,7 +40,7 @@ def dropout_relu(
 
     For backward it keeps its result and no mask: where that is above 0, `x` was above 0 and was kept.
     """
-    if p == 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if p == 0 or torch.compiler.is_compiling() or in_transform():
         return F.relu(dropout(x, p), inplace=True)
     return _DropoutReLU.apply(x, p, seed)
 
