@@ -178,6 +178,21 @@ def test_keys_outside_the_window_are_not_read() -> None:
 
 
 @runs
+def test_an_end_beyond_the_keys_is_their_end() -> None:
+    """Nobody reads the numbers in a tensor before the launch, and what lies behind the keys is not theirs."""
+    case = Case(queries=3, memory=2, batch=1, heads=1, head_size=16, causal=False)
+    inputs = make_inputs(case, torch.float32, DEVICE)
+    for name in "kv":
+        longer = torch.full((1, 1, 9, case.head_size), float("nan"), device=DEVICE)
+        inputs[name] = longer[:, :, :5].copy_(inputs[name].detach())
+    found, expected = (
+        relative_attention(**inputs, causal=False, end=torch.tensor([end], device=DEVICE), backend="triton")
+        for end in (9, case.queries)
+    )
+    assert torch.equal(found, expected)
+
+
+@runs
 @pytest.mark.parametrize("axis", [-2, -3, -4] if ALL else [-4])
 def test_offsets_beyond_32_bits(axis: int) -> None:
     """The third row, head or row of the batch is 2^31 elements away, in memory that is hardly touched.

@@ -235,7 +235,7 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     if first is not None or until is not None:  # for each query all bounds together
         own = torch.arange(S - T, S, device=q.device)
         first = None if first is None else torch.maximum(first, own - (window - 1)).to(torch.int32)
-        until = None if until is None else torch.minimum(until, own + (mask.ahead + 1)).to(torch.int32)
+        until = None if until is None else torch.minimum(until, (own + (mask.ahead + 1)).clamp(max=S)).to(torch.int32)
     seed = new_seed(q.device) if dropout_p else None
     out, _ = _attend(q, k, v, r, content_bias, position_bias, first, until, seed, window, scale, dropout_p)
     out = out.transpose(1, 2)[..., :K]
