@@ -317,6 +317,16 @@ def test_what_is_read_by_tiles_was_written_by_tiles_of_that_size() -> None:
         assert len(blocks) == 1, (dtype, size, target, blocks)
 
 
+@pytest.mark.parametrize("found, first", [((8, 0), 80), ((10, 0), 100), ((10, 3), 100), ((12, 1), 120)])
+def test_a_later_card_of_a_family_has_the_tiles_of_the_first(
+    found: tuple[int, int], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With those of other cards the keys' launch of a B300 spills 232 bytes, and 104 on a GB10, whose shared memory
+    fits it once."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+    assert fused._target(torch.device("cuda")) == first
+
+
 @compiles
 @pytest.mark.parametrize("target", [80, 90] if ALL else [90])
 @pytest.mark.parametrize("name", fused.KERNELS)

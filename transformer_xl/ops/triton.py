@@ -83,11 +83,12 @@ def tile_of(name: str, dtype: torch.dtype, head_size: int, target: int) -> dict[
 
 
 def _target(device: torch.device) -> int:
-    """The compute capability, for instance 80."""
+    """The compute capability, for instance 80; 100 for a B300 (103), and 120 for a GB10 (121), which have the same
+    limits."""
     if device.type != "cuda":
         return 90  # the interpreter
     major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+    return 10 * major + (minor if major < 10 else 0)
 
 
 class Numbers(NamedTuple):
