@@ -268,12 +268,17 @@ def test_no_second_derivative() -> None:
         gradient.sum().backward()
 
 
-def test_unsupported_calls_are_refused() -> None:
+def test_unsupported_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_refusal(torch.device("cuda"), torch.bfloat16, 128) is None
     assert "float64" in (triton_refusal(torch.device("cuda"), torch.float64, 64) or "")
     assert "129" in (triton_refusal(torch.device("cuda"), torch.float32, 129) or "")
     on_cpu = triton_refusal(torch.device("cpu"), torch.float32, 64)
     assert on_cpu is None if INTERPRETED else "cpu" in (on_cpu or "")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+        assert "8.0" in (triton_refusal(torch.device("cuda"), torch.float16, 64) or "")
+        assert triton_refusal(torch.device("cuda"), torch.float32, 64) is None
 
 
 @runs

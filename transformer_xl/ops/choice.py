@@ -109,6 +109,9 @@ def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> 
     if dtype not in kernels.DTYPES or head_size > kernels.MAX_HEAD_SIZE:
         kind = str(dtype).removeprefix("torch.")
         return f"it takes fp32, bf16 or fp16 and heads of at most {kernels.MAX_HEAD_SIZE}, got {kind} and {head_size}"
+    on_card = device.type == "cuda" and torch.cuda.is_available()
+    if dtype.itemsize == 2 and on_card and torch.cuda.get_device_capability(device) < (8, 0):
+        return "in half precision it needs a card of compute capability 8.0"  # a T4 has too little shared memory
     return None
 
 

@@ -135,7 +135,7 @@ def attend_next(
     [3, H, K].
 
     `r` begins with the farthest distance. With the `gain` of normalised queries, queries and keys are normalised first.
-    All but `slots` and `counts` are contiguous.
+    All are contiguous.
     """
     (B, _, H, W, K), parts = kv.shape, -(-kv.shape[3] // PART)
     found = qkv.new_empty(B * H, parts, K + 2, dtype=torch.float32)
