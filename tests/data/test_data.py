@@ -24,7 +24,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from server import serving
+from tiny_runs import TINY, printed, refused
 
+from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data import reading
@@ -130,6 +132,20 @@ def test_documents_are_not_reset_in_one_stream(tmp_path: Path) -> None:
     (tmp_path / "train-2.txt").write_bytes(b"a text of words\n" * 99)
     assert open_corpus(config).header.splits["train"].documents == [0, 1584]
     assert open_corpus(CorpusConfig(name=str(tmp_path))).split("train").documents is None
+
+
+def test_a_model_of_documents_scores_one_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`txl eval` has no option by which the settings of the training text could be left out."""
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_bytes(b"a text of words\n" * 99)
+    run, other = tmp_path / "run", tmp_path / "8.txt"
+    reset, train = ["--corpus.reset-documents", "true"], ["train", "text-small", *TINY]
+    assert main([*train, "--data", str(tmp_path), *reset, "--out", str(run)]) == 0
+    printed(["eval", str(run), "--data", str(other)], capsys)
+    printed(["eval", str(run), "--data", str(other), "--split", "valid"], capsys)
+    again = [*train, "--data", str(other), "--init", str(run), "--out", f"{run}2"]
+    assert "corpus.reset_documents must be false" in refused([*again, *reset], capsys)
+    assert "corpus.column must be left out" in refused([*again, "--corpus.column", "a"], capsys)
 
 
 class TestVocab:

@@ -33,14 +33,21 @@ def cache_folder() -> Path:
 
 
 def open_corpus(
-    config: CorpusConfig | str | Path, vocab: Vocab | None = None, *, whole: bool = False, extend: bool = False
+    config: CorpusConfig | str | Path,
+    vocab: Vocab | None = None,
+    *,
+    whole: bool = False,
+    extend: bool = False,
+    scored: bool = False,
 ) -> Corpus:
     """Open the corpus `config.name`: a prepared corpus, a token store, or a text file, folder or archive.
 
     Instead of a `config`, a name opens a prepared corpus as it is, and a path opens a text as bytes. Text is tokenised
     into the cache. The vocabulary is `vocab` (of a trained model) if it is given, otherwise the file `config.vocab` if
     it is set, otherwise made from the text: for ids, up to the largest id of all splits. `read_splits` describes the
-    splits and `whole`. With `extend`, tokens of the training split that `vocab` lacks are added to it.
+    splits and `whole`. With `extend`, tokens of the training split that `vocab` lacks are added to it. With `scored`
+    the settings are those of a trained model's own text: where they do not fit, `column` and `reset_documents` have no
+    effect.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.
@@ -59,7 +66,7 @@ def open_corpus(
     elif store is not None:
         corpus = Corpus.open(store)
     elif path.exists():
-        return _tokenise(path, config, vocab, whole, extend)
+        return _tokenise(path, config, vocab, whole, extend, scored)
     else:
         raise missing_corpus(config.name)
     if extend:
@@ -138,9 +145,8 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
     return Corpus.open(store)
 
 
-def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool, extend: bool) -> Corpus:
-    begins = vocab is None
-    if begins and config.vocab:
+def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool, extend: bool, scored: bool) -> Corpus:
+    if vocab is None and config.vocab:
         listed = expand_home(config.vocab)
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
@@ -148,12 +154,13 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
     path, notes = resolved(path), []
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole=whole, column=config.column)
-        if config.column and begins and not texts.documents:
+        if config.column and not scored and not texts.documents:
             raise Mistake(
                 f"corpus.column must be left out for {path}, which has no table (.parquet, .arrow, .csv, .tsv) and no "
                 "JSON lines. Leave it out; a table that is packed must be unpacked."
             )
-        if config.reset_documents and not texts.documents and max(map(len, texts.splits.values())) == 1:
+        single = not texts.documents and max(map(len, texts.splits.values())) == 1
+        if config.reset_documents and not scored and single:
             raise Mistake(
                 f"corpus.reset_documents must be false for {path}, which is one document a split: a document is a file "
                 "of a folder, or a line of a .jsonl file. Leave it out."
@@ -178,7 +185,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             config,
             name=path.name,
             vocab=vocab,
-            documents=config.reset_documents or texts.documents,
+            documents=texts.documents or (config.reset_documents and not single),
             reuse=True,
             check=texts.check,
         )

@@ -100,7 +100,8 @@ class TrainedRun:
         if data is None and not config.name:
             raise Mistake(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
         whole = data is not None and asked in (None, WHOLE)
-        corpus = open_corpus(config if data is None else replace(config, name=text_name(data)), vocab, whole=whole)
+        named = config if data is None else replace(config, name=text_name(data))
+        corpus = open_corpus(named, vocab, whole=whole, scored=True)
         if data is None and (changed := Run.of(run).changed_splits(corpus)):
             raise Mistake(
                 f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
