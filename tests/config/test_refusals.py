@@ -100,6 +100,8 @@ REFUSALS = (
     "--model.ngrams 65",
     "--model.document-end 3 --model.zero-memory",
     "--model.document-end 3 --model.kind vaswani",
+    "--corpus.document-end a --model.zero-memory",
+    "--corpus.document-end a --model.kind vaswani",
     "--model.cutoffs 5 --model.vocab-size 5",
     "--model.kind lstm | --model.weight-drop 1",
     "--train.mem-len 0 --train.context-len 3 --model.kind al-rfou | --model.positions 130",

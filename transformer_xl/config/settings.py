@@ -287,6 +287,8 @@ class RunConfig(Checked):
             yield Problem(
                 ("train.passes", "corpus.shuffle_lines"), "{} must be 1 where {} is true. Leave one of them out."
             )
+        if self.corpus.document_end:
+            yield from self.model.problems_of_ends("corpus.document_end", "model.zero_memory", "model.kind")
         yield from self._problems_of_ngrams()
         yield from of_other_kinds(self.train, _OF_KINDS, self.model, "train.{}")
         for section, lengths in (("train", self.train), ("eval", self.eval)):

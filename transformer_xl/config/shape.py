@@ -166,9 +166,8 @@ class TransformerXLConfig(Checked):
             )
             return
         yield from of_other_kinds(self, _OF_KINDS, self)
-        if self.document_end is not None and (self.base_kind in ("vaswani", "al-rfou") or self.zero_memory):
-            sentence = f"{{}} cannot be given with {{}}, nor with {{}} = vaswani or al-rfou, got {self.kind}."
-            yield Problem(("document_end", "zero_memory", "kind"), f"{sentence} Leave it out.")
+        if self.document_end is not None:
+            yield from self.problems_of_ends("document_end", "zero_memory", "kind")
         if self.share_position_projection and self.untie_r:
             sentence = "{} must be false where {} is true, because the biases come from the projection."
             yield Problem(("untie_r", "share_position_projection"), sentence)
@@ -176,6 +175,12 @@ class TransformerXLConfig(Checked):
             sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
             yield Problem(("positions", "kind"), sentence)
         yield from out_of_bounds(self, "positions", least=0)
+
+    def problems_of_ends(self, *fields: str) -> Iterator[Problem]:
+        """A problem if this model knows no ends of documents; `fields` name that setting and two more."""
+        if self.base_kind in ("vaswani", "al-rfou") or self.zero_memory:
+            sentence = f"{{}} cannot be given with {{}}, nor with {{}} = vaswani or al-rfou, got {self.kind}."
+            yield Problem(fields, f"{sentence} Leave it out.")
 
     @property
     def embed_width(self) -> int:
