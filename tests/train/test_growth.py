@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import small_model
-from tiny_runs import TINY, TRAIN, refused
+from tiny_runs import REST, TINY, TRAIN, refused
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import Lengths
@@ -91,3 +91,11 @@ def test_new_words_for_a_run(tmp_path, monkeypatch, capsys) -> None:
 def test_what_cannot_grow_is_refused(options, why, tmp_path, capsys) -> None:
     (tmp_path / "text.txt").write_text(OLD)
     assert why in refused(f"train {options.format(text=tmp_path / 'text.txt')} --out {tmp_path}/out", capsys)
+
+
+def test_a_run_goes_on_with_the_recipe_of_another_kind(tmp_path) -> None:
+    """text-words, which is chosen for words, has dropout on attention; an LSTM has none."""
+    (tmp_path / "text.txt").write_text(OLD)
+    line, lstm = f"train --data {tmp_path}/text.txt --corpus.unit word", "--model.kind lstm --model.n-layer 1"
+    assert main([*words(f"{line} {lstm} --model.d-model 8 --out {tmp_path}/first"), *TRAIN, *REST]) == 0
+    assert main([*words(f"{line} --init {tmp_path}/first --out {tmp_path}/next"), *TRAIN, *REST]) == 0

@@ -17,6 +17,7 @@ import torch
 from ..config.problems import Problems
 from ..config.recipe import Setting, text_name
 from ..config.settings import RunConfig
+from ..config.shape import RECURRENT
 from ..config.values import value_text
 from ..data.corpus import Corpus
 from ..data.datasets import inherited, open_corpus
@@ -145,6 +146,9 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     """
     theirs = load_config(source)
     kept = {name: getattr(config.model, name) for name in _DROPOUTS}
+    unfit = "dropatt" if theirs.model.base_kind in RECURRENT else "weight_drop"
+    if f"model.{unfit}" not in {setting.name for setting in origin.given}:
+        del kept[unfit]  # the recipe is of another kind
     extends = config.corpus.extend_vocab
     corpus = inherited(config.corpus, vocab, theirs.corpus)
     if extends:
