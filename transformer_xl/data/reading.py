@@ -178,7 +178,7 @@ def _text_of(line: bytes, column: str, name: str) -> bytes:
         reason = getattr(error, "msg", "") or str(error)
     raise Mistake(
         f'{name}, must be a JSON string or an object with a string "{column}": {reason}. Mend or remove it, or name '
-        "the field by --corpus.column."
+        "the field by --corpus.column in training, or rename it."
     )
 
 

@@ -76,7 +76,7 @@ def _column_of(file: Path, schema: Any, column: str) -> str:
     if name not in texts:
         asked = f'a column of texts "{name}"' if column else 'a column of texts "text", or only one'
         found = ", ".join(f"{printable(each.name)} ({each.type})" for each in list(schema)[:20])
-        one = " Name one by --corpus.column." if texts else " Write the texts into one."
+        one = " Name one by --corpus.column in training, or rename it." if texts else " Write the texts into one."
         raise Mistake(f"{file} must have {asked}; its columns are {found}.{one}")
     return name
 
