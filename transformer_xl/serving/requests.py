@@ -91,7 +91,6 @@ class Completion(BaseModel):
         dict[Key, Bias] | None,
         Field(
             max_length=300,
-            fail_fast=True,
             description="at most 300 token ids as decimal numbers, each with one from -100 to 100",
         ),
     ] = None
