@@ -42,7 +42,7 @@ def write_errors() -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
+        code = re.search(r"(?:os error|code:) (\d+)", str(error))
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
