@@ -281,6 +281,7 @@ def test_the_command_writes_pictures_arrays_and_their_names(home: Path, tmp_path
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
     with np.load(tmp_path / "attention.npz", allow_pickle=False) as arrays:
         sizes = dict(zip(facts["axes"]["sums"], arrays["sums"].shape, strict=True))
+        assert "allow_pickle" not in arrays  # NumPy before 2.1 stores this argument of savez
         assert sizes == {"kind": len(facts["kinds"]), "layer": 3, "head": 2, "distance": 18}
         np.testing.assert_allclose(arrays["sums"].sum(-1), facts["queries"], rtol=1e-5)
         np.testing.assert_allclose(arrays["sums"] / np.maximum(arrays["counts"], 1), arrays["probability"])
