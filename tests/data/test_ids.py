@@ -61,7 +61,7 @@ def npy_header(text: bytes) -> bytes:
 
 def npz(**arrays: np.ndarray) -> bytes:
     content = io.BytesIO()
-    np.savez(content, allow_pickle=True, **arrays)
+    np.savez(content, **arrays)
     return content.getvalue()
 
 
