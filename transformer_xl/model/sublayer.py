@@ -91,5 +91,5 @@ class FeedForward(Sublayer):
         if own and not drop.locked:
             inner = dropout_relu(inner, drop.p if drop.training else 0.0, None if fused is None else fused[1])
         else:
-            inner = F.relu(drop(inner), inplace=own)
+            inner = F.relu(drop(inner), inplace=own and not torch.is_grad_enabled())
         return self.end(x, inner, self.outer, fused)

@@ -36,12 +36,13 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
 def dropout_relu(
     x: Float[Tensor, "*shape"], p: float, seed: Int[Tensor, " 1"] | None = None
 ) -> Float[Tensor, "*shape"]:
-    """`F.relu(dropout(x, p))`; without dropout it overwrites `x`. With a `seed` one Triton kernel computes both.
+    """`F.relu(dropout(x, p))`; without gradients it overwrites `x`. With a `seed` one Triton kernel computes both.
 
     For backward it keeps its result and no mask: where that is above 0, `x` was above 0 and was kept.
     """
     if p == 0 or torch.compiler.is_compiling() or in_transform():
-        return F.relu(dropout(x, p), inplace=True)
+        # `x` is often a view, whose gradient is copied four times if it was overwritten.
+        return F.relu(dropout(x, p), inplace=not torch.is_grad_enabled())
     return _DropoutReLU.apply(x, p, seed)
 
 
