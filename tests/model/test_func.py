@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_models import VARIANTS, lengths, small_model, text
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
 from transformer_xl.ops import relative_attention
@@ -59,6 +60,19 @@ def test_a_product_with_second_derivatives_is_the_change_of_the_gradient() -> No
     for name, product in found.items():
         expected = (ends[0][name] - ends[1][name]) / 2e-5
         torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_mode_has_the_derivative_in_a_direction(kind: str) -> None:
+    model = small_model(**KINDS[kind])
+    weights, loss = {name: weight.detach() for name, weight in model.named_parameters()}, loss_of(model)
+    torch.manual_seed(2)
+    before, ids, direction = text(3, 8), text(3, 8, seed=1), {n: torch.randn_like(w) for n, w in weights.items()}
+    gradient = grad(loss)(weights, before, ids)
+    with forward_ad.dual_level():
+        moved = {name: forward_ad.make_dual(weight, direction[name]) for name, weight in weights.items()}
+        found = forward_ad.unpack_dual(loss(moved, before, ids)).tangent
+    torch.testing.assert_close(found, sum((gradient[name] * direction[name]).sum() for name in weights))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # vmap of PyTorch's fused attention

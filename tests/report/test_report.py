@@ -111,7 +111,7 @@ def test_a_page_shows_the_main_figures_and_the_machine_of_the_training(tmp_path,
     seen = page_of(make_run(tmp_path / "mine", device=device)).text
     for part in ("mine", f"{1.25 / math.log(2):.4f} bpc", "1,320", "20 of 20", "0:03"):
         assert part in seen, part
-    assert f"6 layers of 192, 3 heads, on enwik8 (bytes); trained on {machine}, fp32" in seen
+    assert f"Transformer-XL, 6 layers of 192, 3 heads, on enwik8 (bytes); trained on {machine}, fp32" in seen
 
 
 def test_a_run_of_a_row_of_the_paper_stands_in_its_table(tmp_path):

@@ -17,12 +17,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from serving_live import BYTES, WORDS, Live, language_model, live_server
 
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.run.checkpoint import save_checkpoint
 from transformer_xl.serving.api import network_of
-from transformer_xl.serving.requests import Limits
+from transformer_xl.serving.requests import Completion, Limits
 from transformer_xl.serving.scores import TokenScores, token_name
 
 openai = pytest.importorskip("openai")
@@ -207,6 +208,18 @@ def test_a_wrong_field_is_refused_in_a_sentence(live: Live, field: str, value: A
     error = answer.json()["error"]
     assert answer.status_code == (404 if field in ("model", "previous_response_id") else 400)
     assert told in error["message"] and error["param"] == field and error["message"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{name: {str(-n): 1 for n in range(400)}} for name in ("logit_bias", "stream_options")]
+    + [{str(n): 1 for n in range(400)}],
+)
+def test_many_mistakes_are_one(wrong: dict[str, object]) -> None:
+    """To list those of a megabyte would hold up all other clients for a second."""
+    with pytest.raises(ValidationError) as caught:
+        Completion.model_validate({"prompt": "a"} | wrong)
+    assert caught.value.error_count() == 1
 
 
 def test_null_is_the_default(live: Live) -> None:

@@ -571,7 +571,8 @@ def test_a_run_of_a_gpu_goes_on_on_a_cpu(corpus, tmp_path):
     """With a backend of the CPU, unless one is named."""
     run(corpus, tmp_path, max_steps=2)
     began = Run(tmp_path).settings()
-    Run(tmp_path).write_settings(replace(began, train=replace(began.train, device="cuda:0", backend="triton")))
+    on_card = replace(began.train, device="cuda:0", backend="triton", cuda_graph=True)
+    Run(tmp_path).write_settings(replace(began, train=on_card))
     with pytest.raises(Mistake, match=r"must be one that can serve here, got triton"):
         run(corpus, tmp_path, resume=True, max_steps=3, backend="triton")
     assert run(corpus, tmp_path, resume=True, max_steps=3, backend="auto")[1]

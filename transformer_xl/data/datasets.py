@@ -46,8 +46,8 @@ def open_corpus(
     into the cache. The vocabulary is `vocab` (of a trained model) if it is given, otherwise the file `config.vocab` if
     it is set, otherwise made from the text: for ids, up to the largest id of all splits. `read_splits` describes the
     splits and `whole`. With `extend`, tokens of the training split that `vocab` lacks are added to it. With `scored`
-    the settings are those of a trained model's own text: where they do not fit, `column` and `reset_documents` have no
-    effect.
+    the settings are those of a trained model's own text: `column` has no effect where there is no table and no JSON
+    line, and `reset_documents` none on a single document.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.

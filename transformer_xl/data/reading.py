@@ -177,8 +177,8 @@ def _text_of(line: bytes, column: str, name: str) -> bytes:
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", "") or str(error)
     raise Mistake(
-        f'{name}, must be a JSON string or an object with a string "{column}": {reason}. Mend or remove it, or name '
-        "the field by --corpus.column in training, or rename it."
+        f'{name}, must be a JSON string or an object with a string "{column}": {reason}. Mend or remove it, or '
+        "rename the field, or name it by --corpus.column in training."
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
-from ..ops.call import first_derivative
+from ..ops.call import first_derivative, in_transform
 from ..ops.cross_entropy import Columns, linear_nll
 from ..ops.dropout import word_dropout
 from .modules import Ids, Vectors, as_ids, as_targets
@@ -95,7 +95,7 @@ class AdaptiveEmbedding(_Bands):
             return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)
         flat = ids.flatten()
         # Neither an exported graph nor vmap has sizes that depend on the ids.
-        if torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_exporting() or in_transform():
             return self.scale * self._sum_of_bands(flat).view(*ids.shape, self.d_model), tuple(self.tables)
         rows = self._rows(self._band(flat))
         # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.
@@ -116,7 +116,7 @@ class AdaptiveEmbedding(_Bands):
 
 def _look_up(ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of a table, and the table. Where one token is read at a time, the autograd function would take longer."""
-    plain = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    plain = not torch.is_grad_enabled() or in_transform()
     return (F.embedding(ids, table), table) if plain else _Lookup.apply(ids, table)
 
 
@@ -189,7 +189,7 @@ class AdaptiveSoftmax(_Bands):
             tables: the tables that the embedding's `lookup` returned; used only if this softmax is tied to them.
         """
         targets = as_targets(targets, hidden.shape[:-1])
-        if torch._C._are_functorch_transforms_active():  # all derivatives, in plain PyTorch
+        if in_transform():  # all derivatives, in plain PyTorch
             of_targets = self.log_probs(hidden).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
             return -of_targets.where(targets >= 0, 0.0)
         x, flat = hidden.flatten(0, -2), targets.flatten()

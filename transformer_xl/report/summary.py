@@ -48,8 +48,8 @@ def description(record: Record) -> str:
     shape += "" if model.base_kind in RECURRENT else f", {model.n_head} heads"
     devices = record.environment.get("devices")
     names = devices if isinstance(devices, list) and devices else ["an unknown machine"]
-    kind, _, number = train.device.partition(":")
-    machine = names[min(int(number or 0) + 1, len(names) - 1) if kind == "cuda" else 0]
+    where, _, number = train.device.partition(":")
+    machine = names[min(int(number or 0) + 1, len(names) - 1) if where == "cuda" else 0]
     text = f"{record.corpus} ({units_of(record.unit)})"
     return f"{kind}, {shape}, on {text}; trained on {machine}, {train.precision}, {train.backend}"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 PROMPTS = 64
 """Maximum number of prompts of a request."""
@@ -18,6 +19,17 @@ Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Key = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float | None, Field(ge=0, le=0, description="left out or 0, because penalties are not supported")]
+
+
+def _at_most(most: int) -> BeforeValidator:
+    """Refuse a larger object at once: pydantic would list all mistakes in it, a second for a megabyte."""
+
+    def check(found: object) -> object:
+        if isinstance(found, dict) and len(found) > most:
+            raise ValueError(f"more than {most} entries")
+        return found
+
+    return BeforeValidator(check)
 
 
 class Refused(Exception):
@@ -78,7 +90,11 @@ class Completion(BaseModel):
         Stop | Stops | None, Field(description="a text of 1 to 256 characters, or a list of at most 16 such texts")
     ] = None
     stream: bool = False
-    stream_options: dict[Literal["include_usage"], bool | None] | None = None
+    stream_options: Annotated[
+        dict[Literal["include_usage"], bool | None] | None,
+        Field(description='left out or {"include_usage": true}, or false'),
+        _at_most(1),
+    ] = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
     mem_len: Annotated[int, Field(ge=1)] | None = None
@@ -89,10 +105,8 @@ class Completion(BaseModel):
     """Keep what was read and written, so that `previous_response_id` can name it."""
     logit_bias: Annotated[
         dict[Key, Bias] | None,
-        Field(
-            max_length=300,
-            description="at most 300 token ids as decimal numbers, each with one from -100 to 100",
-        ),
+        Field(max_length=300, description="at most 300 token ids as decimal numbers, each with one from -100 to 100"),
+        _at_most(300),
     ] = None
     """What is added to the log-probabilities of these tokens."""
     user: str | None = None
@@ -104,11 +118,13 @@ class Completion(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, fields: object) -> object:
-        """A field that is null has its default value, as in OpenAI's interface; a prompt must be there."""
+        """A field that is null has its default value, as in OpenAI's interface; a prompt must be there. Of unknown
+        fields the first is enough for a refusal."""
         if not isinstance(fields, dict):
             return fields
-        defaults = cls.model_fields.keys() - {"prompt"}
-        return {name: value for name, value in fields.items() if value is not None or name not in defaults}
+        unknown = (name for name in fields if name not in cls.model_fields)
+        named = [name for name in cls.model_fields if name in fields and (name == "prompt" or fields[name] is not None)]
+        return {name: fields[name] for name in (*named, *islice(unknown, 1))}
 
     def values(self, prompts: int, read: int) -> int:
         """The number of values that an answer can hold: tokens, each with its log-probability and the likeliest.

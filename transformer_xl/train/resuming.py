@@ -60,7 +60,7 @@ def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
     and the training may be elsewhere now."""
     check_text(run, corpus)
     own = run.settings()
-    elsewhere = ("corpus.name", "corpus.vocab", "train.device", "train.backend")
+    elsewhere = ("corpus.name", "corpus.vocab", "train.device", "train.backend", "train.cuda_graph")
     _fixed(run, own, config, [each for each in settings_in(own) if each.name not in elsewhere]).refuse()
 
 
