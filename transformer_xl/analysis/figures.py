@@ -253,7 +253,7 @@ def save_arrays(stem: Path, facts: Mapping[str, object], arrays: Mapping[str, np
     """Write `facts` to `stem`.json and `arrays` to `stem`.npz."""
     write_whole(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
     file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # before NumPy 2.1, allow_pickle were an array
     write_whole(stem.with_suffix(".npz"), file.getvalue())
 
 

@@ -36,7 +36,7 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
 def dropout_relu(
     x: Float[Tensor, "*shape"], p: float, seed: Int[Tensor, " 1"] | None = None
 ) -> Float[Tensor, "*shape"]:
-    """`F.relu(dropout(x, p))`; without gradients and dropout it overwrites `x`. With a `seed` one Triton kernel computes both.
+    """`F.relu(dropout(x, p))`; with a `seed`, by one Triton kernel. Without gradients and dropout it overwrites `x`.
 
     For backward it keeps its result and no mask: where that is above 0, `x` was above 0 and was kept.
     """
