@@ -63,7 +63,7 @@ class _DropoutReLU(torch.autograd.Function):
         if d_out.is_cuda and not torch.is_grad_enabled():  # one kernel: an ELU whose negative part is 0, times a scale
             return torch.ops.aten.elu_backward(d_out, 0.0, 1 / (1 - ctx.p), 1.0, True, out), None, None
         scale = torch.ones((), dtype=out.dtype, device=out.device).div_(1 - ctx.p)  # as in `_MaskProduct`
-        return torch.ops.aten.threshold_backward(d_out, out, 0) * scale, None, None
+        return torch.ops.aten.threshold_backward(d_out, out, 0).mul_(scale), None, None
 
 
 class _MaskProduct(torch.autograd.Function):
@@ -71,7 +71,7 @@ class _MaskProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(x, keep, p):
-        return x * keep.to(x.dtype).div_(1 - p)
+        return keep.to(x.dtype).div_(1 - p).mul_(x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
