@@ -151,7 +151,7 @@ class RelativeMultiheadAttention(Sublayer):
         return self._split(F.linear(x, rows), 2)
 
     def _split(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:
-        return [self._by_head(part) for part in x.chunk(parts, dim=-1)]
+        return [part.transpose(-2, -3) for part in x.unflatten(-1, (parts, self.n_head, self.d_head)).unbind(-3)]
 
     def _by_head(self, x: Float[Tensor, "*B L W"]) -> Float[Tensor, "*B H L K"]:
         return x.unflatten(-1, (self.n_head, self.d_head)).transpose(-2, -3)
