@@ -110,7 +110,8 @@ class RelativeMultiheadAttention(Sublayer):
         if not isinstance(past, Tensor):
             k, v = past(k, v)
         elif past.shape[1]:
-            k, v = (torch.cat(pair, dim=2) for pair in zip(self.keys_values(past), (k, v), strict=True))
+            pairs = zip(self.keys_values(past), (k, v), strict=True)  # heads first, as backends read them
+            k, v = (torch.cat([part.transpose(0, 1) for part in pair], 2).transpose(0, 1) for pair in pairs)
         return (self.dropout(q), self.dropout(k), self.dropout(v)) if self.dropout.locked else (q, k, v)
 
     def keys_values(self, past: Float[Tensor, "B M D"]) -> tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]:
