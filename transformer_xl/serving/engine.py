@@ -252,7 +252,7 @@ class Engine:
             row, holder = free.pop(0), self._ready.next(held.__getitem__)
             assert holder.cache is not None, "its past waits with it"
             self._writing[row] = holder
-            self._step.put(row, holder.cache.fork(), reach_of(holder.job.lengths), slot=holder.slot)
+            self._step.put(row, replace(holder.cache), reach_of(holder.job.lengths), slot=holder.slot)
             holder.cache = None
             held[holder.job.client] += 1
 
