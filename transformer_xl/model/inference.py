@@ -132,7 +132,8 @@ class KVCache:
         """A copy of the given rows, in the given order, with buffers of its own."""
         self._check()
         valid, tokens = (None if x is None else x[rows] for x in (self.valid, self.tokens))
-        return replace(self, buffers=[kv[rows].clone() for kv in self._live()], first=0, valid=valid, tokens=tokens)
+        buffers = [kv[rows].clone() if isinstance(rows, slice) else kv[rows] for kv in self._live()]
+        return replace(self, buffers=buffers, first=0, valid=valid, tokens=tokens)
 
     select = fork
 
