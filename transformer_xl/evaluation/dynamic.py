@@ -90,10 +90,12 @@ class Dynamic(nn.Module):
         for w, w0, g, r in zip(self.model.parameters(), self.trained, gradients, self.rms or ones, strict=True):
             if g is None:
                 continue
+            if how.decay:
+                w.lerp_(w0, min(how.decay, 1.0) if r is None else (how.decay * r).clamp(max=1))
             if r is None:
-                w.lerp_(w0, min(how.decay, 1.0)).sub_(g, alpha=how.lr)
+                w.sub_(g, alpha=how.lr)
             else:
-                w.lerp_(w0, (how.decay * r).clamp(max=1)).addcdiv_(g, r + how.epsilon, value=-how.lr)
+                w.addcdiv_(g, r + how.epsilon, value=-how.lr)
         torch.clear_autocast_cache()  # it holds casts of the old weights
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> State:
