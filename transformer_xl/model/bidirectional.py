@@ -106,8 +106,8 @@ class BidirectionalAttention(nn.Module):
         if not x.shape[1]:
             return x
         rows = x if past is None else torch.cat([past, x], dim=1)
-        k, v = self.key_value(rows).chunk(2, dim=-1)
-        q, k, v = (self._heads(each) for each in (self.query(x), k, v))
+        k, v = self.key_value(rows).unflatten(-1, (2, self.n_head, -1)).unbind(2)
+        q, k, v = self._heads(self.query(x)), k.transpose(1, 2), v.transpose(1, 2)
         span = k.shape[2] + q.shape[2] - 1
         if self.shift == "relative":
             attended = relative_attention(
