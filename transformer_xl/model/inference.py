@@ -97,7 +97,7 @@ class KVCache:
             return
         if self.length + needed > size:  # the cache is not full yet, or a segment is longer than tgt_len
             size = max(needed, min(2 * needed, 2 * self.lengths.mem_len + self.lengths.tgt_len))
-            self.buffers = [kv.new_zeros(*kv.shape[:3], size, kv.shape[4]) for kv in self.buffers]
+            self.buffers = [kv.new_empty(*kv.shape[:3], size, kv.shape[4]) for kv in self.buffers]
         for buffer, kv in zip(self.buffers, live, strict=True):
             buffer[..., : self.length, :] = kv
         self.first = 0
