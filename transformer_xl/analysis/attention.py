@@ -71,7 +71,7 @@ def terms_by_distance(
     b = torch.einsum("bhtk,hsk->bhts", q, r)
     c = torch.einsum("hk,bhsk->bhs", content_bias, k)[:, :, key]
     d = torch.einsum("hk,hsk->hs", position_bias, r)[:, None].expand_as(a)
-    return torch.stack([a, b, c, d]) * K**-0.5
+    return torch.stack([a, b, c, d]).mul_(K**-0.5)
 
 
 def seen_by_distance(
@@ -133,9 +133,8 @@ def _blocks(layer: int, inputs: list[Tensor], *, attn_len: int | None, first: Fi
         terms = terms_by_distance(part, k[:, :, :keys], r, u, v, columns)
         own = first if first is None or first.shape[1] == 1 else first[:, start : start + size]
         seen = seen_by_distance(queries, keys, columns, own, q.device)
-        scores = torch.cat([terms.sum(0, keepdim=True), terms])
-        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-        yield Maps(layer, start, scores.softmax(-1).masked_fill(~seen, 0.0), seen)
+        scores = torch.cat([terms.sum(0, keepdim=True), terms]).masked_fill_(~seen, torch.finfo(terms.dtype).min)
+        yield Maps(layer, start, scores.softmax(-1).masked_fill_(~seen, 0.0), seen)
 
 
 @dataclass(frozen=True)
