@@ -154,7 +154,7 @@ def _followers(
     if documents is not None:
         whole &= documents[:, : keys.shape[1]] == documents[:, n - 1 :]
     keys = keys.where(whole, (1 << 31) + positions)  # an n-gram that is not whole occurs nowhere else
-    if torch.compiler.is_exporting():  # ONNX has no searchsorted
+    if torch.compiler.is_exporting() or count == 1:  # ONNX has no searchsorted; for one token to compare is faster
         same = (keys[:, -count:, None] == keys[:, None]) & (positions < positions[-count:, None])
         last = positions.where(same, -1).amax(-1)
         found = (last >= 0) & (positions[-count:] - last <= window)
