@@ -50,7 +50,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
         os.umask(mask := os.umask(0))
         for file in sorted(unfinished.rglob("*")):
             if file.is_file():  # safetensors makes files that only their owner can read
-                file.chmod(0o666 & ~mask)
+                with suppress(PermissionError):  # FAT has no such rights
+                    file.chmod(0o666 & ~mask)
             sync(file)
         sync(unfinished)
         _replace_folder(unfinished, path)
@@ -176,14 +177,14 @@ def read_table(path: Path, advice: str, **kinds: type) -> dict[str, Any]:
 def wait_for(lock: Path, what: str) -> Iterator[None]:
     """Hold a lock, in a folder that is made if it is missing. If another process holds it for more than 2 seconds,
     print `what` that process is doing."""
+    held = FileLock(lock)
     with explain_write_error(lock.parent):
         lock.parent.mkdir(parents=True, exist_ok=True)
-    held = FileLock(lock)
-    try:
-        held.acquire(timeout=2)
-    except Timeout:
-        print(f"txl: Another process is {what}; this one waits for it ({lock}).", file=sys.stderr)
-        held.acquire()
+        try:
+            held.acquire(timeout=2)
+        except Timeout:
+            print(f"txl: Another process is {what}; this one waits for it ({lock}).", file=sys.stderr)
+            held.acquire()
     try:
         yield
     finally:
@@ -284,6 +285,8 @@ def explain_write_error(path: Path) -> Iterator[None]:
         reason = os.strerror(error.errno)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "Free some space, or write elsewhere." if full else "Choose a path that you may write to."
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+            advice = "Choose a path on another file system."
         sentence = type(error)(f"{path} could not be written: {reason}. {advice}")
         sentence.errno = error.errno
         raise sentence from error
@@ -309,11 +312,15 @@ def _replace_folder(new: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk holds the file, or the folder's entries (POSIX only)."""
-    if path.is_dir() and os.name != "posix":
+    """Wait until the disk holds the file, or the folder's entries where the system and its file system can tell."""
+    folder = path.is_dir()
+    if folder and os.name != "posix":
         return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows cannot sync a file opened for reading
+    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)  # Windows cannot sync a file opened for reading
     try:
         os.fsync(handle)
+    except OSError as error:  # of folders, shares and clouds know no fsync
+        if not folder or error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(handle)
