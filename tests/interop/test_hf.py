@@ -154,15 +154,16 @@ def test_continuing_from_a_memory_equals_generating_at_once(pair):
     _, theirs, _ = pair
     options = {"max_new_tokens": 9, "return_dict_in_generate": True}
     first = theirs.generate(text(2, 8), **options)
-    memory = first.past_key_values
+    name = "cache" if "cache" in first else "past_key_values"  # renamed in transformers 5.24
+    memory = first[name]
     assert memory.get_seq_length() == 8 + 9 - 1  # the newest token is not read yet
-    second = theirs.generate(first.sequences, past_key_values=memory, **options)
+    second = theirs.generate(first.sequences, **{name: memory}, **options)
     assert torch.equal(second.sequences, theirs.generate(text(2, 8), max_new_tokens=18))
-    again = theirs.generate(first.sequences, past_key_values=memory, **options)
+    again = theirs.generate(first.sequences, **{name: memory}, **options)
     assert torch.equal(again.sequences, second.sequences), "a call left its mark on the memory it was given"
     for tokens in (1, 8, memory.get_seq_length()):
         with pytest.raises(ValueError, match=f"more than the 16 tokens that past_key_values has seen, got {tokens}. "):
-            theirs.generate(first.sequences[:, :tokens], past_key_values=memory, **options)
+            theirs.generate(first.sequences[:, :tokens], **{name: memory}, **options)
 
 
 def padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,6 +286,14 @@ def test_memory_supports_the_cache_interface(pair):
     cache.reset()
     assert (len(cache), cache.batch_size, cache.get_seq_length()) == (0, -1, 0)
     assert torch.equal(theirs(text(3, 7), past_key_values=cache).logits, theirs(text(3, 7)).logits)
+
+
+def test_the_memory_may_be_given_by_the_name_that_newer_transformers_use(pair):
+    _, theirs, _ = pair
+    with torch.no_grad():
+        memory = theirs(text(3, 7)).past_key_values
+        assert torch.equal(theirs(text(3, 2), cache=memory).logits, theirs(text(3, 2), past_key_values=memory).logits)
+    assert not all(memory.is_linear), "generate would read the whole text after the memory"
 
 
 REFUSED = {

@@ -33,6 +33,10 @@ class TransformerXLCache(Cache):
     def is_croppable(self) -> bool:
         return False
 
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False]  # an empty list means to transformers 5.24 that a text need not be cut to its new tokens
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The number of tokens seen, including tokens that the memory has dropped."""
         return self.seen

@@ -192,8 +192,8 @@ segment, and each layer also attends to its inputs of the segments before.
 first. It is not needed after `import transformer_xl.hf`, where that package is installed.
 
 `logits` are log-probabilities. `past_key_values` is the memory: `model(new, past_key_values=memory)` takes the new
-tokens only, and `model.generate(text, past_key_values=memory)` the whole text so far. Texts of a batch are padded on
-the left and have an attention mask.
+tokens only, and `model.generate(text, past_key_values=memory)` the whole text so far. From transformers 5.24 on, its
+name is `cache`. Texts of a batch are padded on the left and have an attention mask.
 """
 
 

@@ -31,6 +31,8 @@ from ...model.memory import Memory
 from ...model.transformer_xl import TransformerXL
 from .cache import TransformerXLCache
 
+_CACHE = "cache" if "cache" in {field.name for field in fields(CausalLMOutputWithPast)} else "past_key_values"
+"""The name of the memory in what a call returns: transformers 5.24 renamed it."""
 _DEFAULTS: dict[str, Any] = {
     **asdict(TransformerXLConfig(vocab_size=0)),
     **asdict(TrainConfig().lengths),
@@ -52,7 +54,7 @@ class TransformerXLHFConfig(PreTrainedConfig):
         "num_hidden_layers": "n_layer",
         "num_attention_heads": "n_head",
     }
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
 
     def __init__(self, **settings: Any):
         values = _DEFAULTS | {self.attribute_map.get(name, name): value for name, value in settings.items()}
@@ -215,11 +217,13 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         inputs_embeds: None = None,  # PEFT names it in every call
+        cache: Cache | None = None,
     ) -> CausalLMOutputWithPast:
         """Read `input_ids` after the memory in `past_key_values`.
 
         Args:
             attention_mask: 1 for text and 0 for padding, which must be on the left of a text.
+            cache: the name of `past_key_values` from transformers 5.24 on. Both names serve with every version.
             labels: ids, with -100 at positions that are not scored. The model shifts them.
             use_cache: whether to return the memory; True by default.
             logits_to_keep: return the log-probabilities of this number of last positions, or of the positions in this
@@ -230,8 +234,9 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             `logits` are log-probabilities, so their softmax is exact. They are None in training with labels, because
             they are large and the loss does not need them. `loss` is the mean nats per label.
         """
+        given = past_key_values if cache is None else cache
         ids, mask, cache = self._start(
-            input_ids, attention_mask, past_key_values, output_attentions, output_hidden_states, inputs_embeds
+            input_ids, attention_mask, given, output_attentions, output_hidden_states, inputs_embeds
         )
         if labels is not None and labels.shape != ids.shape:
             shapes = f"{tuple(ids.shape)}, got {tuple(labels.shape)}"
@@ -249,7 +254,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.model.softmax.log_probs(hidden[:, kept])
         past = TransformerXLCache(memory, cache.seen + ids.shape[1]) if use_cache is not False else None
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)  # type: ignore[arg-type]
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{_CACHE: past})  # type: ignore[arg-type]
 
     def prepare_inputs_for_generation(
         self, input_ids: Int[Tensor, "B T"], tokenizer: object = None, **kwargs: Any
@@ -258,7 +263,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all tokens
         new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
         if new is not None and new < 1:
-            seen = (kwargs.get("past_key_values") or TransformerXLCache()).get_seq_length()
+            seen = (kwargs.get(_CACHE) or TransformerXLCache()).get_seq_length()
             raise Mistake(
                 f"input_ids of generate must be the whole text so far, more than the {seen} tokens that "
                 f"past_key_values has seen, got {input_ids.shape[1]}. Give it the sequences that came with it."
@@ -266,7 +271,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
         inputs.pop("cache_position", None)
         if self.config.mem_len == 0:  # without memory, read the last tokens again for each token
-            inputs |= {"input_ids": input_ids[:, -self.config.tgt_len :], "past_key_values": None}
+            inputs |= {"input_ids": input_ids[:, -self.config.tgt_len :], _CACHE: None}
             if inputs.get("attention_mask") is not None:
                 inputs["attention_mask"] = inputs["attention_mask"][:, -self.config.tgt_len :]
         return inputs
@@ -300,6 +305,7 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         inputs_embeds: None = None,  # PEFT names it in every call
+        cache: Cache | None = None,
     ) -> BaseModelOutputWithPast:
         """Read `input_ids` after the memory in `past_key_values`; the arguments are those of
         `TransformerXLForCausalLM`.
@@ -307,9 +313,8 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         Returns:
             `last_hidden_state`, the last layer's output, [B, T, D]; and `hidden_states`, the output of every layer.
         """
-        ids, _, cache = self._start(
-            input_ids, attention_mask, past_key_values, output_attentions, inputs_embeds=inputs_embeds
-        )
+        given = past_key_values if cache is None else cache
+        ids, _, cache = self._start(input_ids, attention_mask, given, output_attentions, inputs_embeds=inputs_embeds)
         found, memory = [], cache.memory
         for _, outputs, after in self._segments(ids, cache.memory):
             memory = after
@@ -317,7 +322,7 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         layers = tuple(torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         past = TransformerXLCache(memory, cache.seen + ids.shape[1]) if use_cache is not False else None
         shown: Any = layers if output_hidden_states else None
-        return BaseModelOutputWithPast(last_hidden_state=layers[-1], past_key_values=past, hidden_states=shown)  # type: ignore[arg-type]
+        return BaseModelOutputWithPast(last_hidden_state=layers[-1], hidden_states=shown, **{_CACHE: past})  # type: ignore[arg-type]
 
 
 class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
@@ -349,6 +354,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         inputs_embeds: None = None,  # PEFT names it in every call
+        cache: Cache | None = None,
     ) -> SequenceClassifierOutputWithPast:
         """`logits` [B, num_labels] of whole texts, padded on the left; `past_key_values` is what comes before them.
 
@@ -357,8 +363,9 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
                 each label with `config.problem_type` "multi_label_classification".
             use_cache: has no effect, because no memory is returned.
         """
+        given = past_key_values if cache is None else cache
         ids, mask, cache = self._start(
-            input_ids, attention_mask, past_key_values, output_attentions, output_hidden_states, inputs_embeds
+            input_ids, attention_mask, given, output_attentions, output_hidden_states, inputs_embeds
         )
         own = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :]
         count, drawn = len(self._ends(ids.shape[1])), None
