@@ -75,3 +75,10 @@ def test_a_child_that_is_forked_after_arithmetic_can_compute():
         "x @ x; os._exit(0)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_numpy_does_not_warn_of_smallest_numbers_that_are_zero():
+    """Before NumPy 2; matplotlib asks for them."""
+    code = "import numpy; from transformer_xl.runtime.device import prepare_process; prepare_process(); "
+    code += "str(numpy.finfo(numpy.float64)), numpy.finfo(numpy.float32).smallest_subnormal"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=60).returncode == 0

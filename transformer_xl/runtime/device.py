@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,6 +101,8 @@ def prepare_process() -> None:
     The memory of freed tensors is kept for the next ones, in large pages. By default glibc returns large blocks at
     once, so each training step takes a page fault for every page again. Without glibc this does nothing.
     """
+    for kind in np.float32, np.float64:
+        np.finfo(kind)  # NumPy before 2 keeps what it finds here, and warns of a smallest number that is 0
     torch.set_flush_denormal(True)
     if sys.platform != "linux":
         return
