@@ -318,3 +318,15 @@ def test_a_title_names_only_what_differs_from_training() -> None:
     assert Eval(run, sliding=3).title(None) == "; windows sliding by 3"
     assert Eval(run, temperature=0.5).title(sgd) == "; temperature 0.5; dynamic sgd, lr 0.25, decay 0.5"
     assert Eval(run).title(rms) == "; dynamic rms, lr 0.25, decay 0.5, epsilon 0.125"
+
+
+def test_a_home_that_cannot_be_written_is_told_with_its_variable(tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.txt").write_text("to be or not to be\n" * 100)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "file" / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "text-small", "--data", "text.txt", "--out", "run", *TINY]) == 2
+    said = capsys.readouterr().err
+    assert "cache/texts/" in said and f"txl: Or set TXL_HOME to another folder than {tmp_path}/file/cache.\n" in said
+    assert main(["train", "text-small", "--data", "text.txt", "--out", "file/run", *TINY]) == 2
+    assert "could not be written" in (said := capsys.readouterr().err) and "TXL_HOME" not in said

@@ -149,11 +149,21 @@ def users_sentence(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}."
     if isinstance(error, Mistake | FloatingPointError) or (isinstance(error, OSError) and error.strerror is None):
-        return "\n".join([str(error), *getattr(error, "__notes__", [])])
+        return "\n".join([str(error), *getattr(error, "__notes__", []), *cache_advice(error)])
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         reason = f" ({str(error).splitlines()[0].rstrip('.')})" if str(error) else ""
         return f"There is not enough memory{reason}. Lower the sizes of the model, the batch or the lengths."
     return None
+
+
+def cache_advice(error: Exception) -> list[str]:
+    """How to write elsewhere, if the error is one of writing what is kept between commands."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return []
+    from ..data.datasets import cache_folder
+
+    home = cache_folder()
+    return [f"Or set TXL_HOME to another folder than {home}."] if str(error).startswith(str(home)) else []
 
 
 def fill_streams() -> None:
