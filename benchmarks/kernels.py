@@ -99,7 +99,7 @@ def _compiled(
     signature = {arg: "constexpr" if arg in constants else kinds.get(arg, "i32") for arg in kernel.arg_names}
     aligned = [n for n, arg in enumerate(kernel.arg_names) if is_aligned(arg) and arg not in constants]
     source = ASTSource(kernel, signature, constants, {(n,): [["tt.divisibility", 16]] for n in aligned})
-    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", target, 32), options={"enable_fp_fusion": True} | options)
 
 
 def usage(compiled: Any) -> dict[str, int]:
