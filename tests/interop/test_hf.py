@@ -20,6 +20,7 @@ from transformer_xl.config.settings import CorpusConfig, EvalConfig, RunConfig, 
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import Sampling, generate
 from transformer_xl.interop.reading import read_model
+from transformer_xl.mistake import Mistake
 from transformer_xl.run.checkpoint import LoadedModel
 
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -27,6 +28,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 from safetensors.torch import load, load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
 
+from transformer_xl import hf  # noqa: E402
 from transformer_xl.hf import TransformerXLForCausalLM, TransformerXLHFConfig, export_huggingface  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
@@ -290,10 +292,16 @@ def test_memory_supports_the_cache_interface(pair):
 
 def test_the_memory_may_be_given_by_the_name_that_newer_transformers_use(pair):
     _, theirs, _ = pair
+    others = hf.TransformerXLModel(theirs.config), hf.TransformerXLForSequenceClassification(theirs.config)
     with torch.no_grad():
         memory = theirs(text(3, 7)).past_key_values
-        assert torch.equal(theirs(text(3, 2), cache=memory).logits, theirs(text(3, 2), past_key_values=memory).logits)
+        for model in (theirs, *(other.to(theirs.dtype).eval() for other in others)):
+            found, expected = (model(text(3, 2), **{name: memory}) for name in ("cache", "past_key_values"))
+            assert torch.equal(found[0], expected[0]) and not torch.equal(found[0], model(text(3, 2))[0])
     assert not all(memory.is_linear), "generate would read the whole text after the memory"
+    if "cache" not in theirs(text(3, 7)):
+        with pytest.raises(Mistake, match="past_key_values in generate before"):
+            theirs.generate(text(3, 9), cache=memory, max_new_tokens=2)
 
 
 REFUSED = {

@@ -119,6 +119,15 @@ def test_nothing_grows_after_the_window_is_full() -> None:
     assert len(addresses) == 1, "the buffers stay where they are"
 
 
+def test_a_fork_does_not_write_into_what_it_was_made_of() -> None:
+    model = small_model(zero_memory=True)
+    _, cache = step(model, text(3, 4), empty(model, 3, lengths(9)), lengths(9))
+    before = [kv.clone() for kv in cache.buffers]
+    for rows in (slice(None), [0, 1, 2], torch.arange(3)):
+        cache.fork(rows).reset(torch.ones(3, dtype=torch.bool))
+        assert all(map(torch.equal, cache.buffers, before))
+
+
 def test_a_call_consumes_the_cache_and_a_fork_is_independent() -> None:
     model, call = small_model(), lengths(5, tgt_len=3)
     _, before = step(model, text(3, 8), empty(model, 3, call), call)

@@ -62,6 +62,7 @@ def test_a_product_with_second_derivatives_is_the_change_of_the_gradient() -> No
         torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # of PyTorch's own derivatives
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_mode_has_the_derivative_in_a_direction(kind: str) -> None:
     model = small_model(**KINDS[kind])

@@ -256,7 +256,7 @@ def test_products_in_fp32_are_as_exact_as_pytorchs(precision: str, monkeypatch: 
         fused._launch("forward", 1, [x, x, x, x[0], *[None] * 4], numbers)
     finally:
         products.fp32_precision = before
-    assert found["PRECISION"] == precision
+    assert found["PRECISION"] == precision and found["enable_fp_fusion"]  # triton 3.10 would not fuse by itself
 
 
 @runs

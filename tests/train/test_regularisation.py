@@ -58,6 +58,8 @@ def test_dropout_with_a_relu_has_the_gradient_of_what_it_computes(dtype, p):
         found.append([out, again, *torch.autograd.grad(out, x, d_out)])
     torch.testing.assert_close(*found, rtol=0, atol=0)
     assert torch.equal(dropout_relu(x.detach().clone(), 0), x.relu())
+    both = torch.autograd.grad(dropout(x, p), x, torch.stack([d_out, -d_out]), is_grads_batched=True)[0]
+    torch.testing.assert_close(both[0], -both[1], equal_nan=True)
     read = x.detach().clone()
     dropout_relu(read.requires_grad_().view(-1), 0)
     assert torch.equal(read, x), "a view that is written into has its gradient copied several times"

@@ -163,7 +163,8 @@ def cache_advice(error: Exception) -> list[str]:
     from ..data.datasets import cache_folder
 
     home = cache_folder()
-    return [f"Or set TXL_HOME to another folder than {home}."] if str(error).startswith(str(home)) else []
+    inside = str(error).startswith((f"{home}{os.sep}", f"{home} "))
+    return [f"Or set TXL_HOME to another folder than {home}."] if inside else []
 
 
 def fill_streams() -> None:

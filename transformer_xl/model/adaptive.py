@@ -95,7 +95,7 @@ class AdaptiveEmbedding(_Bands):
             return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)
         flat = ids.flatten()
         # Neither an exported graph nor vmap has sizes that depend on the ids.
-        if torch.compiler.is_exporting() or in_transform():
+        if torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
             return self.scale * self._sum_of_bands(flat).view(*ids.shape, self.d_model), tuple(self.tables)
         rows = self._rows(self._band(flat))
         # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.

@@ -80,7 +80,8 @@ class _MaskProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out):
-        return _MaskProduct.apply(d_out, *ctx.saved_tensors, ctx.p), None, None
+        (keep,) = ctx.saved_tensors
+        return d_out * keep.to(d_out.dtype).div_(1 - ctx.p), None, None  # d_out may be a batch of gradients
 
 
 def word_dropout(

@@ -121,9 +121,8 @@ def _launch(name: str, length: int, inputs: Sequence[Any], numbers: Numbers, *re
         constants["BRANCH"] = _target(q.device) in BRANCHING
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *r.stride()[:2]
     rows = rest[-1] if name == "distances" else numbers.end_row - numbers.begin
-    programs = rows * numbers.heads * triton.cdiv(length, tile["BLOCK"])
-    with torch.cuda.device_of(q):
-        KERNELS[name][(programs,)](*inputs, *strides, *numbers, *rest, **constants)
+    programs = rows * numbers.heads * -(-length // tile["BLOCK"])
+    fused_sublayer.launch(KERNELS[name], (programs,), q, *inputs, *strides, *numbers, *rest, **constants)
 
 
 SOURCES = b"".join(

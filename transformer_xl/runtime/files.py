@@ -50,7 +50,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         os.umask(mask := os.umask(0))
         for file in sorted(unfinished.rglob("*")):
             if file.is_file():  # safetensors makes files that only their owner can read
-                with suppress(PermissionError):  # FAT has no such rights
+                with suppress(OSError):  # some file systems have no such rights
                     file.chmod(0o666 & ~mask)
             sync(file)
         sync(unfinished)

@@ -268,6 +268,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 f"input_ids of generate must be the whole text so far, more than the {seen} tokens that "
                 f"past_key_values has seen, got {input_ids.shape[1]}. Give it the sequences that came with it."
             )
+        if _CACHE != "cache" and kwargs.get("cache") is not None:  # generate would give it again with each token
+            raise Mistake("cache is past_key_values in generate before transformers 5.24. Use that name.")
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
         inputs.pop("cache_position", None)
         if self.config.mem_len == 0:  # without memory, read the last tokens again for each token
