@@ -179,7 +179,7 @@ def test_keys_outside_the_window_are_not_read() -> None:
 
 @runs
 def test_an_end_beyond_the_keys_is_their_end() -> None:
-    """Nobody reads the numbers in a tensor before the launch, and what lies behind the keys is not theirs."""
+    """Nobody reads the numbers in a tensor before the launch, and what follows the keys in memory is not theirs."""
     case = Case(queries=3, memory=2, batch=1, heads=1, head_size=16, causal=False)
     inputs = make_inputs(case, torch.float32, DEVICE)
     for name in "kv":
