@@ -102,7 +102,7 @@ def test_reading_and_writing_take_turns_by_their_whole_time(
         return draw(*args)
 
     monkeypatch.setattr("transformer_xl.serving.engine.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr("transformer_xl.serving.engine.wait_for", wait, raising=False)
+    monkeypatch.setattr("transformer_xl.serving.engine.synchronize", wait)
     monkeypatch.setattr(engine, "_read_segment", start)
     monkeypatch.setattr(engine, "_draw", slow)
     engine.submit([job(np.arange(1 + 16 * LENGTHS.tgt_len), Written(), max_tokens=90) for _ in range(2)])

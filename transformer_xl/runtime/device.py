@@ -61,7 +61,7 @@ def on_device(host: Tensor, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True) if pinned else host.to(device)
 
 
-def wait_for(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until the device has done what was started there, so that a clock shows its time."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

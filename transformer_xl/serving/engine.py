@@ -33,7 +33,7 @@ from ..model.kernels import can_step, includes_head
 from ..model.step import Step
 from ..model.transformer_xl import TransformerXL
 from ..ops.masks import next_multiple
-from ..runtime.device import autocast, wait_for
+from ..runtime.device import autocast, synchronize
 from .jobs import Ended, Job, Scored, Top, Turns, Wrote, has_room
 from .requests import Refused
 from .sessions import Past, reach_of
@@ -203,7 +203,7 @@ class Engine:
         else:
             self._begin(job, reading.state.fork())
             self._reading.next()  # only now: a job that is nowhere would never hear of an error
-        wait_for(self.device)
+        synchronize(self.device)
         self._lead = time.perf_counter() - started
 
     def _state(self, job: Job) -> KVCache:

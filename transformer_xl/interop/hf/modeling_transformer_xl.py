@@ -153,6 +153,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         input_ids: Int[Tensor, "B T"] | None,
         attention_mask: Tensor | None,
         past_key_values: Cache | None,
+        cache: Cache | None,
         output_attentions: bool | None,
         output_hidden_states: bool | None = None,
         inputs_embeds: object = None,
@@ -167,7 +168,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         if output_hidden_states:
             raise Mistake("output_hidden_states must be False or left out: TransformerXLModel (AutoModel) has them.")
         mask = None if attention_mask is None else attention_mask.bool()
-        return input_ids, mask, self._cache(past_key_values, input_ids, mask)
+        return input_ids, mask, self._cache(past_key_values if cache is None else cache, input_ids, mask)
 
     def _segments(
         self, ids: Int[Tensor, "B T"], memory: Memory | None, with_gradient: Collection[int] | None = None
@@ -234,9 +235,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             `logits` are log-probabilities, so their softmax is exact. They are None in training with labels, because
             they are large and the loss does not need them. `loss` is the mean nats per label.
         """
-        given = past_key_values if cache is None else cache
         ids, mask, cache = self._start(
-            input_ids, attention_mask, given, output_attentions, output_hidden_states, inputs_embeds
+            input_ids, attention_mask, past_key_values, cache, output_attentions, output_hidden_states, inputs_embeds
         )
         if labels is not None and labels.shape != ids.shape:
             shapes = f"{tuple(ids.shape)}, got {tuple(labels.shape)}"
@@ -315,8 +315,9 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         Returns:
             `last_hidden_state`, the last layer's output, [B, T, D]; and `hidden_states`, the output of every layer.
         """
-        given = past_key_values if cache is None else cache
-        ids, _, cache = self._start(input_ids, attention_mask, given, output_attentions, inputs_embeds=inputs_embeds)
+        ids, _, cache = self._start(
+            input_ids, attention_mask, past_key_values, cache, output_attentions, inputs_embeds=inputs_embeds
+        )
         found, memory = [], cache.memory
         for _, outputs, after in self._segments(ids, cache.memory):
             memory = after
@@ -365,9 +366,8 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
                 each label with `config.problem_type` "multi_label_classification".
             use_cache: has no effect, because no memory is returned.
         """
-        given = past_key_values if cache is None else cache
         ids, mask, cache = self._start(
-            input_ids, attention_mask, given, output_attentions, output_hidden_states, inputs_embeds
+            input_ids, attention_mask, past_key_values, cache, output_attentions, output_hidden_states, inputs_embeds
         )
         own = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :]
         count, drawn = len(self._ends(ids.shape[1])), None
