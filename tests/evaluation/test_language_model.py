@@ -123,7 +123,7 @@ def test_a_line_costs_what_txl_score_says():
         assert scored.nats.sum() == pytest.approx(reference.nats)
         assert (len(scored.nats), scored.bytes) == (reference.targets, reference.bytes)
         assert scored.ppl == pytest.approx(reference.ppl)
-        assert scored.bits_per_byte == pytest.approx(reference.bits / reference.bytes)
+        assert scored.bits_per_byte == pytest.approx(reference.bits_per_byte)
 
 
 def test_tokens_are_readable():

@@ -32,8 +32,9 @@ class Score:
         from ..data.reading import read_text
         from ..data.vocab import text_of
         from ..evaluation.lines import score_lines
-        from ..evaluation.score import report_infinite
+        from ..evaluation.score import bits, report_infinite
         from ..interop.hub import local
+        from ..run.metrics import finite
         from ..run.trained import TrainedRun
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)
@@ -58,6 +59,8 @@ class Score:
         if unknown := loaded.vocab.unknown_in(given, "the text"):
             print(f"{unknown}, so bits are not comparable with other models.", file=sys.stderr)
         for each in scores:
-            plain = f"{each.log_prob:.6f}\t{each.ppl:.4f}\t{each.bits:.4f}"
-            print(json.dumps(each.to_json()) if self.json else plain)
+            log_prob, ppl, cost = -each.nats, each.ppl, bits(each.nats)
+            figures = {"log_prob": log_prob, "targets": each.targets, "bytes": each.bytes, "ppl": ppl, "bits": cost}
+            in_json = json.dumps({name: finite(value) for name, value in figures.items()})
+            print(in_json if self.json else f"{log_prob:.6f}\t{ppl:.4f}\t{cost:.4f}")
         report_infinite([each.nats for each in scores], "lines have no finite score. Use another checkpoint.")

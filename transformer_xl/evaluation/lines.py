@@ -7,7 +7,6 @@ of a line does not depend on the others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,34 +18,10 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..runtime.device import sums_on
 from ..runtime.terminal import report_progress
-from .score import Scoring, bits, device_of, figures_for_json, inference, perplexity, ratio
+from .score import EvalResult, Scoring, device_of, inference
 
 BATCH_TOKENS = 8192
 """Number of positions in a segment of a batch, by default."""
-
-
-class LineScore(NamedTuple):
-    """The cost of one line in nats; `bytes` counts the UTF-8 of its targets, and is None for ids."""
-
-    nats: float
-    targets: int
-    bytes: int | None
-
-    @property
-    def log_prob(self) -> float:
-        return -self.nats
-
-    @property
-    def ppl(self) -> float:
-        """Perplexity per target; nan for a line without targets."""
-        return perplexity(ratio(self.nats, self.targets))
-
-    @property
-    def bits(self) -> float:
-        return bits(self.nats)
-
-    def to_json(self) -> dict[str, object]:
-        return figures_for_json(self, "log_prob", "targets", "bytes", "ppl", "bits")
 
 
 def score_lines(
@@ -59,7 +34,7 @@ def score_lines(
     document_end: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
     precision: str = "fp32",
-) -> list[LineScore]:
+) -> list[EvalResult]:
     """Score each line from a fresh memory, in the order given.
 
     The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
@@ -75,9 +50,12 @@ def score_lines(
         for batch in report_progress(batches, "scoring lines"):
             nats[batch] = _score_batch(reader, [tokens[i] for i in batch], lengths, context_len)
     token_sizes = vocab.token_sizes(document_end)
-    scored = [ids[1:] for ids in tokens]
-    sizes = [None if token_sizes is None else int(token_sizes[ids].sum(dtype=np.int64)) for ids in scored]
-    return [LineScore(cost, len(ids), size) for cost, ids, size in zip(nats.tolist(), scored, sizes, strict=True)]
+    found = []
+    for cost, ids in zip(nats.tolist(), tokens, strict=True):
+        scored = ids[1:]
+        size = None if token_sizes is None else int(token_sizes[scored].sum(dtype=np.int64))
+        found.append(EvalResult(cost, len(scored), 0.0, lengths, size, vocab.unit))
+    return found
 
 
 def _frame_line(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n"]:

@@ -25,6 +25,7 @@ from ..mistake import Mistake
 from ..model.adaptive import AdaptiveSoftmax
 from ..model.modules import as_targets
 from ..run.checkpoint import LoadedModel
+from ..run.metrics import finite
 from ..runtime.device import autocast, on_device, sums_on
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import report_progress, show_table
@@ -78,19 +79,20 @@ class Reader(Scoring, Protocol):
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The cost of one pass over a text. `bytes` counts the UTF-8 of the targets, if it is known."""
+    """The cost of one pass over a text, or of a line. `bytes` counts the UTF-8 of the targets, if it is known."""
 
     nats: float
     targets: int
     seconds: float
+    """0 for a line, whose time is not measured."""
     lengths: Lengths
     bytes: int | None = None
     unit: str = "byte"
 
     @property
     def loss(self) -> float:
-        """Nats per target."""
-        return self.nats / self.targets
+        """Nats per target; nan for a line without targets."""
+        return ratio(self.nats, self.targets)
 
     @property
     def ppl(self) -> float:
@@ -124,9 +126,10 @@ class EvalResult:
 
     def to_json(self) -> dict[str, object]:
         """Every figure by name. Figures that are not finite are null; `finite` says whether the nats are."""
-        counts = figures_for_json(self, "unit", "targets", "bytes", "seconds", "tokens_per_second")
-        costs = figures_for_json(self, "nats", "loss", "ppl", "bpc", "bits_per_byte")
-        return {**counts, **costs, "finite": math.isfinite(self.nats), **asdict(self.lengths)}
+        counts = ("unit", "targets", "bytes", "seconds", "tokens_per_second")
+        costs = ("nats", "loss", "ppl", "bpc", "bits_per_byte")
+        figures = {name: finite(getattr(self, name)) for name in (*counts, *costs)}
+        return {**figures, "finite": math.isfinite(self.nats), **asdict(self.lengths)}
 
 
 def evaluate(
@@ -301,12 +304,6 @@ def device_of(model: Scoring) -> torch.device:
 
 def ratio(amount: float, count: float) -> float:
     return amount / count if count else math.nan
-
-
-def figures_for_json(owner: object, *names: str) -> dict[str, object]:
-    """Attributes for JSON; a number that is not finite is null."""
-    values = {name: getattr(owner, name) for name in names}
-    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 
 def bits(nats: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished, seal, whole_folder
 from . import parts
 from .folder import Run, find_checkpoint
+from .metrics import finite
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def save_checkpoint(
         model, config = parts.weights(model), replace(config, model=model.config)
     if step is None:
         step = training.step if training else 0
-    known_loss = valid_loss if valid_loss is not None and math.isfinite(valid_loss) else None
-    header = {"format": parts.FORMAT, "version": parts.VERSION, "step": step, "valid_loss": known_loss}
+    header = {"format": parts.FORMAT, "version": parts.VERSION, "step": step, "valid_loss": finite(valid_loss)}
     header |= {"report": list(report)} if report else {}
     with whole_folder(folder) as unfinished:
         parts.write_tensors(unfinished / "model.safetensors", model)

@@ -24,7 +24,7 @@ class Metrics:
 
     def log(self, entry: Mapping[str, object]) -> None:
         """Append an entry. JSON has no nan or inf: they become null. An `OSError` is one sentence with the reason."""
-        line = json.dumps({name: _finite(value) for name, value in entry.items()}, allow_nan=False)
+        line = json.dumps({name: finite(value) for name, value in entry.items()}, allow_nan=False)
         with explain_write_error(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
@@ -83,5 +83,6 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if all(fits(entry[name], hint) for name, hint in _HINTS.items() if name in entry) else None
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
+    """A value for JSON, which has no nan or inf: they become None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
