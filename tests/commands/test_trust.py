@@ -436,14 +436,15 @@ def test_locking_a_new_folder_leaves_nothing(tmp_path):
 def test_copies_stay_unchanged_until_written_and_their_memory_is_reused():
     aside, tensor, found = BackgroundWriter(), torch.arange(6.0).view(2, 3).T, []
     for number in range(3):
-        copy = aside.snapshot().take("tensor", tensor + number)
+        aside.wait()
+        copy = aside.copy("tensor", tensor + number)
         aside.begin(lambda copy=copy: (threading.Event().wait(0.05), found.append((copy.clone(), copy.data_ptr()))))
     aside.wait()
     assert [int(copy[0, 0]) for copy, _ in found] == [0, 1, 2]
     assert all(torch.equal(copy, tensor + number) for number, (copy, _) in enumerate(found))
     assert len({place for _, place in found}) == 1
-    assert aside.snapshot().take("tensor", tensor.double()).dtype == torch.float64
-    assert BackgroundWriter(kept=False).snapshot().take("tensor", tensor).numel() == 0
+    assert aside.copy("tensor", tensor.double()).dtype == torch.float64
+    assert BackgroundWriter(kept=False).copy("tensor", tensor).numel() == 0
 
 
 def test_background_work_runs_in_order_and_reports_its_failure():

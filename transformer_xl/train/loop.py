@@ -298,10 +298,11 @@ class _Loop:
 
     def _save(self, valid_loss: float | None) -> None:
         """Copy the state of the run, and write the copy in the background."""
-        trainer, snapshot = self.trainer, self.writer.snapshot()
+        trainer = self.trainer
+        self.writer.wait()
         model = trainer.model if trainer.average is None else trainer.average.module
-        stored = {name: snapshot.take(name, value) for name, value in weights(model).items()}
-        training = trainer.state(snapshot)
+        stored = {name: self.writer.copy(name, value) for name, value in weights(model).items()}
+        training = trainer.state(self.writer)
         if not trainer.ranks.first:
             return
         self.check_lock()

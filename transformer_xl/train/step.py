@@ -35,7 +35,7 @@ from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
 from .replay import Replay, forward_backward
-from .writer import Snapshot
+from .writer import BackgroundWriter
 
 MOST_SKIPPED = 10
 """Training stops after this many steps in a row without a finite loss and gradient."""
@@ -284,10 +284,10 @@ class Trainer:
         found += [f"the memory of layer {i}" for i, layer in enumerate(self.memory.layers) if not _finite(layer)]
         return [*found, "a gradient" if math.isfinite(result.nats) else "the loss"][0]
 
-    def state(self, snapshot: Snapshot | None = None) -> TrainingState:
+    def state(self, writer: BackgroundWriter | None = None) -> TrainingState:
         """A copy of everything that resuming needs beyond the weights, from all ranks. The next call with the same
-        `snapshot` overwrites it. All ranks have to call this."""
-        take = (snapshot or Snapshot()).take
+        `writer` overwrites it. All ranks have to call this."""
+        copy = (writer or BackgroundWriter()).copy
         scalars: dict[str, Any] = {"seconds": self.seconds, "skipped": self.skipped, "pace": asdict(self.pace)}
         scalars["scale"] = asdict(self.scale)
         tensors: dict[str, Tensor] = {}
@@ -301,7 +301,7 @@ class Trainer:
             if self.average is not None:  # the checkpoint's weights are the average
                 state[f"live.{name}"] = weight
                 scalars["averaged"] = int(self.average.n_averaged)
-            tensors |= {key: take(key, value) for key, value in state.items() if value is not None}
+            tensors |= {key: copy(key, value) for key, value in state.items() if value is not None}
         states = {"cpu": torch.get_rng_state()}
         if device_of(self.model).type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(device_of(self.model))

@@ -13,36 +13,16 @@ from torch import Tensor
 from .parallel import whole
 
 
-class Snapshot:
-    """Copies whole tensors to the CPU, into the memory of earlier copies, because allocating costs more than copying.
-
-    A rank with `kept` False keeps no copies, but takes part in gathering each tensor."""
-
-    def __init__(self, kept: bool = True):
-        self.kept = kept
-        self._copies: dict[str, Tensor] = {}
-
-    def take(self, name: str, tensor: Tensor) -> Tensor:
-        """A copy, valid until the next call with this name."""
-        full = whole(tensor.detach())
-        if not self.kept:
-            return full.new_empty(0)
-        copy = self._copies.get(name)
-        if copy is None or (copy.shape, copy.dtype) != (full.shape, full.dtype):
-            # A copy from a GPU to pinned memory takes a fraction of the time.
-            copy = self._copies[name] = torch.empty(full.shape, dtype=full.dtype, pin_memory=full.is_cuda)
-        return copy.copy_(full)
-
-
 class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
     """Does one piece of work at a time in a thread. The next call from training raises its exceptions.
 
     Use it in a `with`: on an error it waits for the work. On a second signal it does not wait; the next run
-    removes the unfinished file.
+    removes the unfinished file. With `kept` False it keeps no copies, but takes part in gathering each tensor.
     """
 
     def __init__(self, *, kept: bool = True) -> None:
-        self._snapshot = Snapshot(kept)
+        self.kept = kept
+        self._copies: dict[str, Tensor] = {}
         self._work: Future[object] | None = None
         self._thread: Thread = Thread()
 
@@ -52,10 +32,17 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
         elif isinstance(error, Exception) and self._work is not None and (failure := self._work.exception()):
             error.add_note(str(failure))
 
-    def snapshot(self) -> Snapshot:
-        """The snapshot for the next work, after the work that uses its copies is done."""
-        self.wait()
-        return self._snapshot
+    def copy(self, name: str, tensor: Tensor) -> Tensor:
+        """A whole copy on the CPU, in the memory of the last copy of this name, because allocating costs more than
+        copying. Call `wait` before, because the work may still read that copy."""
+        full = whole(tensor.detach())
+        if not self.kept:
+            return full.new_empty(0)
+        copy = self._copies.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (full.shape, full.dtype):
+            # A copy from a GPU to pinned memory takes a fraction of the time.
+            copy = self._copies[name] = torch.empty(full.shape, dtype=full.dtype, pin_memory=full.is_cuda)
+        return copy.copy_(full)
 
     def begin(self, work: Callable[[], object]) -> None:
         """Start `work` after the previous work is done."""
