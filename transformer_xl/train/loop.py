@@ -105,8 +105,7 @@ def fit(
         received = stack.enter_context(_deferred_signals(ranks))
         # after the line above, so it ends first: signals are still deferred while the last checkpoint is written
         writer = stack.enter_context(BackgroundWriter(kept=ranks.first))
-        loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, check_lock)
-        loop.train(received)
+        _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, check_lock, received).train()
         writer.wait()
         [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is written
     return trainer.step >= trainer.config.max_steps and not signals
@@ -203,11 +202,13 @@ class _Loop:
     trackers: Trackers
     writer: BackgroundWriter
     check_lock: Callable[[], None]
+    received: list[str]
+    """The signals so far."""
 
-    def train(self, received: list[str]) -> None:
+    def train(self) -> None:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
-        trainer, settings = self.trainer, self.config.train
-        stopping = self._lacks_validation() and not self._validated(received)
+        trainer, settings, received = self.trainer, self.config.train, self.received
+        stopping = self._lacks_validation() and not self._validate()
         while trainer.step < settings.max_steps and not stopping:
             if getattr(sys.stdout, "reader_left", False):
                 received.append("closed pipe")
@@ -223,7 +224,7 @@ class _Loop:
                 self._report()
             if self._due(settings.sample_every):
                 self._sample()
-            stopping = stopping or (self._validation_due() and not self._validated(received))
+            stopping = stopping or (self._validation_due() and not self._validate())
             if stopping or (self._due(settings.save_every) and not self._validation_due()):
                 self._save(None)
 
@@ -235,21 +236,13 @@ class _Loop:
 
     def _lacks_validation(self) -> bool:
         """Whether the last process ended before it had saved the validation of this step, of which nothing is kept."""
-        if not self.trainer.step or not self._validation_due():
+        step = self.trainer.step
+        if not step or not self._validation_due():
             return False
-        saved = self.run.checkpoint(self.trainer.step)
-        lacks = self.trainer.ranks.first and read_header(saved).get("valid_loss") is None
-        if lacks:
-            self.run.metrics.truncate(self.trainer.step, validated=False)
-        [known] = self.trainer.ranks.total([lacks])
-        return known > 0
-
-    def _validated(self, received: list[str]) -> bool:
-        """Validate and save this step; False: a signal came, and nothing is saved."""
-        valid_loss = self._validate(received)
-        if valid_loss is not None:
-            self._save(valid_loss)
-        return valid_loss is not None
+        lacks = read_header(self.run.checkpoint(step)).get("valid_loss") is None
+        if lacks and self.trainer.ranks.first:
+            self.run.metrics.truncate(step, validated=False)
+        return lacks
 
     def _say(self, line: str) -> None:
         if self.trainer.ranks.first:
@@ -271,9 +264,9 @@ class _Loop:
         self._say(f"step {trainer.step:>{len(str(most))}}/{most}  {text}")
         self._log(split="train", **entry, lr=lr, seconds=trainer.seconds)
 
-    def _validate(self, received: list[str]) -> float | None:
-        """Score the weights and, if there is one, their average; return the loss of those that are saved. None: a
-        signal came."""
+    def _validate(self) -> bool:
+        """Score the weights and, if there is one, their average, and save with the loss of those that are saved. False:
+        a signal came, and nothing is saved."""
         models = {"valid": self.trainer.whole_model()}
         if self.trainer.average is not None:
             models["valid-average"] = cast(TransformerXL, self.trainer.average.module)
@@ -286,15 +279,16 @@ class _Loop:
                 replace(config.eval, max_tokens=config.train.eval_tokens),
                 precision=config.train.precision,
                 ranks=self.trainer.ranks,
-                stopped=lambda: bool(received),
+                stopped=lambda: bool(self.received),
             )
-            [signals] = self.trainer.ranks.total([len(received)])  # all ranks stop, or none
+            [signals] = self.trainer.ranks.total([len(self.received)])  # all ranks stop, or none
             if signals:
-                return None
+                return False
         for split, result in results.items():
             self._say(f"step {self.trainer.step}  {split}  {result}")
             self._log(split=split, corpus=self.corpus.name, **result.to_json())
-        return [*results.values()][-1].loss
+        self._save([*results.values()][-1].loss)
+        return True
 
     def _save(self, valid_loss: float | None) -> None:
         """Copy the state of the run, and write the copy in the background."""
