@@ -22,7 +22,7 @@ from typing import Any
 from ..config import recipe as recipes
 from ..mistake import Mistake, did_you_mean, printable
 from ..runtime.launcher import rank_and_size
-from ..runtime.terminal import LastingOutput, Output
+from ..runtime.terminal import Output
 from . import COMMANDS, command_class
 
 NO_MEMORY = re.compile(
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     if not any(name in os.environ for name in WAITING):  # before torch loads OpenMP, which reads it once
         os.environ["GOMP_SPINCOUNT"] = SPINS
-    with redirect_stdout(Output(sys.stdout)), redirect_stderr(LastingOutput(sys.stderr)):
+    with redirect_stdout(Output(sys.stdout)), redirect_stderr(Output(sys.stderr, lasting=True)):
         return status_of(arguments, closed=closed)
 
 

@@ -20,7 +20,7 @@ from ..config import recipe as recipes
 from ..config.settings import RunConfig
 from ..mistake import Mistake
 from ..runtime.launcher import rank_and_size
-from ..runtime.terminal import LastingOutput
+from ..runtime.terminal import Output
 
 if TYPE_CHECKING:
     from ..run.folder import Run
@@ -118,7 +118,7 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
 
     prepare_process()
     with join_ranks(config.train.device) as ranks, ExitStack() as stack:
-        stack.enter_context(redirect_stdout(LastingOutput(sys.stdout)))
+        stack.enter_context(redirect_stdout(Output(sys.stdout, lasting=True)))
         trackers = Trackers()
         if ranks.first:
             stack.enter_context(run.claimed(resume=resume, afresh=afresh))

@@ -32,10 +32,15 @@ def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
 
 
 class Output:
-    """Standard output for `redirect_stdout`; a write error names it."""
+    """A stream for `redirect_stdout`. A write error names standard output; if the stream is `lasting`, it does not end
+    the work: text that cannot be written is dropped, after one warning."""
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: TextIO, *, lasting: bool = False):
         self._stream = stream
+        self._lasting = lasting
+        self._failed = False
+        self.reader_left: bool = False
+        """Whether a lasting stream is a pipe whose reader has ended."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
@@ -55,24 +60,12 @@ class Output:
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, self._stream.fileno())
                 os.close(null)
-            self._fail(error)
-
-    def _fail(self, error: OSError) -> None:
-        raise OSError(error.errno, error.strerror, "standard output") from error
-
-
-class LastingOutput(Output):
-    """A stream whose failure does not end the work: it drops text that it cannot write, after one warning."""
-
-    failed: bool = False
-    reader_left: bool = False
-    """Whether the stream is a pipe whose reader has ended."""
-
-    def _fail(self, error: OSError) -> None:
-        first, self.failed = not self.failed, True
-        self.reader_left |= isinstance(error, BrokenPipeError)
-        if first and not self.reader_left:
-            print(f"txl: standard output: {error.strerror}. The work continues without it.", file=sys.stderr)
+            if not self._lasting:
+                raise OSError(error.errno, error.strerror, "standard output") from error
+            first, self._failed = not self._failed, True
+            self.reader_left |= isinstance(error, BrokenPipeError)
+            if first and not self.reader_left:
+                print(f"txl: standard output: {error.strerror}. The work continues without it.", file=sys.stderr)
 
 
 T = TypeVar("T")
