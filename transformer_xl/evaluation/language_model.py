@@ -109,13 +109,11 @@ class LanguageModel(LoadedModel):
         lengths = self._lengths(context)
         shared = [n for n, ids in enumerate(rows) if 1 < len(ids) <= lengths.tgt_len + 1 and self.model.takes_padding]
         shared = sorted(shared, key=lambda n: len(rows[n])) if context is None and lengths.mem_len else []
+        groups = [shared[start : start + _TOGETHER] for start in range(0, len(shared), _TOGETHER)]
+        groups += [[n] for n in {*range(len(rows))}.difference(shared)]
         found: dict[int, ScoredTokens] = {}
-        for start in range(0, len(shared), _TOGETHER):
-            group = shared[start : start + _TOGETHER]
-            found |= zip(group, self._scored([rows[n] for n in group], lengths, None), strict=True)
-        for n, ids in enumerate(rows):
-            if n not in found:
-                [found[n]] = self._scored([ids], lengths, context)
+        for group in groups:
+            found |= zip(group, self._scored([rows[n] for n in group], lengths, context), strict=True)
         return [found[n] for n in range(len(rows))] if isinstance(text, list) else found[0]
 
     def _scored(

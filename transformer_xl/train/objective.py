@@ -73,17 +73,11 @@ class Objective(nn.Module):
         prediction, memory = self.model.predict(ids, targets, memory, lengths)
         loss = self.model.training_nll(prediction, targets, progress).sum() / counts.targets
         if self.alpha or self.beta:
-            loss = loss + self.activity(prediction.outputs[-1], scored, counts)
+            output, pairs = prediction.outputs[-1], scored[:, 1:] & scored[:, :-1]
+            activity = _square(output, scored) / counts.targets
+            change = _square(output[:, 1:] - output[:, :-1], pairs) / counts.pairs
+            loss = loss + (self.alpha * activity + self.beta * change)
         return loss, prediction.nll, memory
-
-    def activity(
-        self, output: Float[Tensor, "B T D"], scored: Bool[Tensor, "B T"], counts: Counts
-    ) -> Float[Tensor, ""]:
-        """The sum of AR and TAR, over the `scored` positions."""
-        change = output[:, 1:] - output[:, :-1]
-        pairs = scored[:, 1:] & scored[:, :-1]
-        squares = (_square(output, scored) / counts.targets, _square(change, pairs) / counts.pairs)
-        return self.alpha * squares[0] + self.beta * squares[1]
 
 
 def _square(x: Float[Tensor, "B L D"], counted: Bool[Tensor, "B L"]) -> Float[Tensor, ""]:
