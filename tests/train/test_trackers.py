@@ -18,10 +18,11 @@ from tiny_runs import TINY
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import RunConfig, TrainConfig
+from transformer_xl.run.folder import Run
 from transformer_xl.run.metrics import Metrics
 from transformer_xl.train.trackers import Trackers, figures, open_trackers, require_installed
 
-CONFIG = RunConfig(train=TrainConfig(max_steps=5))
+CONFIG = RunConfig(train=TrainConfig(max_steps=5, trackers=("wandb", "wandb")))
 MORE = words(
     "--train.max-steps 6 --train.eval-every 3 --train.save-every 3 --train.keep 9 --train.sample-every 4"
     " --train.sample-tokens 2 --train.precision fp32 --train.warmup-steps 0 --train.eval-tokens 19 --eval.max-tokens 17"
@@ -158,7 +159,7 @@ def test_a_service_gets_the_metrics_and_a_resumed_run_sends_nothing_twice(text, 
 
 
 def test_a_run_that_begins_again_is_a_new_record(text, wandb):
-    for trackers in [open_trackers(["wandb"], Path(), CONFIG) for _ in range(2)]:
+    for trackers in [open_trackers(Run(""), CONFIG) for _ in range(2)]:
         trackers.log({"split": "train", "step": 1, "loss": 2.0})
     assert wandb.inits[0]["id"] != wandb.inits[1]["id"] and len(wandb.received) == 2
 
@@ -211,21 +212,21 @@ def test_a_failing_tracker_does_not_affect_others_and_a_keyboard_interrupt_passe
         Trackers({"bad": Spoiler(KeyboardInterrupt())}).log({"step": 1, "sample": "text"})
 
 
-def test_a_tracker_that_cannot_start_is_reported_and_left_out(tmp_path, wandb):
+def test_a_tracker_that_cannot_start_is_reported_and_left_out(tmp_path, wandb, capsys):
     def refuse(**options: Any) -> None:
         raise RuntimeError("not logged in")
 
     wandb.init = refuse
-    warnings: list[str] = []
-    with open_trackers(("wandb",), tmp_path, CONFIG, warn=warnings.append) as trackers:
+    with open_trackers(Run(tmp_path), CONFIG) as trackers:
         trackers.log({"step": 1, "split": "train", "loss": 1.0})
-    assert len(warnings) == 1 and "RuntimeError: not logged in" in warnings[0]
+    [warning] = capsys.readouterr().out.splitlines()
+    assert "RuntimeError: not logged in" in warning
     assert not wandb.received
 
 
 def test_the_users_environment_overrides_our_defaults(tmp_path, monkeypatch, wandb):
     def options() -> dict[str, Any]:
-        with open_trackers(("wandb", "wandb"), tmp_path / "run", CONFIG):
+        with open_trackers(Run(tmp_path / "run"), CONFIG):
             return wandb.inits.pop()
 
     assert (options()["dir"], options()["name"]) == (str(tmp_path / "run"), "run")

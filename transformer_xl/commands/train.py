@@ -129,9 +129,7 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
             ranks.wait_for_first()
         check_alike(start.config, start.corpus, run, ranks)  # a mistake of another rank is found here, too
         if ranks.first:
-            names = start.config.train.trackers
-            tracked = open_trackers(names, run.path, start.config, step=run.step, warn=run.say)
-            trackers = stack.enter_context(tracked)
+            trackers = stack.enter_context(open_trackers(run, start.config))
         status = train_and_save(start, run, ranks, resume=resume, trackers=trackers)
         if status == 0:
             result = score_best(run, start, trackers, ranks)

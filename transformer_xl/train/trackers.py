@@ -16,11 +16,11 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..config.settings import RunConfig
 from ..mistake import Mistake
+from ..run.folder import Run
 from ..runtime.files import read_table, write_whole
 
 Entry = Mapping[str, Any]
@@ -72,17 +72,15 @@ def require_installed(names: Sequence[str]) -> None:
         )
 
 
-def open_trackers(
-    names: Sequence[str], run: Path, config: RunConfig, *, step: int = 0, warn: Callable[[str], None] = print
-) -> Trackers:
-    """The trackers of a run that continues at `step`; `warn` is called with a line for each that cannot start."""
+def open_trackers(run: Run, config: RunConfig) -> Trackers:
+    """The trackers of a run that begins or goes on. Its log has a line for each that cannot start, or fails."""
     trackers: dict[str, Tracker] = {}
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(config.train.trackers):
         try:
-            trackers[name] = TensorBoard(run, step) if name == "tensorboard" else WeightsAndBiases(run, config, step)
+            trackers[name] = TensorBoard(run) if name == "tensorboard" else WeightsAndBiases(run, config)
         except Exception as error:
-            warn(_failure(name, error))
-    return Trackers(trackers, warn)
+            run.say(_failure(name, error))
+    return Trackers(trackers, run.say)
 
 
 def _failure(name: str, error: Exception) -> str:
@@ -91,13 +89,13 @@ def _failure(name: str, error: Exception) -> str:
 
 
 class TensorBoard:
-    """Event files in the run's folder `tensorboard`. Resuming at `step` hides later events, because it repeats them."""
+    """Event files in the run's folder `tensorboard`. Resuming hides later events, because it repeats them."""
 
-    def __init__(self, run: Path, step: int = 0):
+    def __init__(self, run: Run):
         from torch.utils.tensorboard import SummaryWriter
 
         # A new run purges too: TensorBoard takes the first purge as the start and only later purges as restarts.
-        self._writer = SummaryWriter(run / "tensorboard", purge_step=step + 1)
+        self._writer = SummaryWriter(run.path / "tensorboard", purge_step=run.step + 1)
 
     def log(self, entry: Entry) -> None:
         if "sample" in entry:  # TensorBoard reads Markdown: indented, the text is shown as it is
@@ -117,18 +115,18 @@ class WeightsAndBiases:
     kind, so a resumed run sends nothing twice. A run that begins again, because it saved nothing, is a new record.
     """
 
-    def __init__(self, run: Path, config: RunConfig, step: int = 0):
+    def __init__(self, run: Run, config: RunConfig):
         self._module = import_module("wandb")
-        self._file = run / "wandb.json"
+        self._file = run.path / "wandb.json"
         self._kept: dict[str, Any] = {"id": uuid.uuid4().hex[:8], "told": {}}
-        if step and self._file.exists():
+        if run.step and self._file.exists():
             self._kept |= read_table(self._file, "Remove it to begin a new record.", id=str, told=dict)
         self._before = dict(self._kept["told"])
         self._save()
         self._module.init(
             project=os.environ.get("WANDB_PROJECT", "transformer-xl"),
-            name=os.environ.get("WANDB_NAME", run.resolve().name),
-            dir=os.environ.get("WANDB_DIR", str(run)),
+            name=os.environ.get("WANDB_NAME", run.path.resolve().name),
+            dir=os.environ.get("WANDB_DIR", str(run.path)),
             id=self._kept["id"],
             resume="allow",
             config=asdict(config),
