@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from copy import copy
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -106,50 +106,23 @@ def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarr
     return np.append(ends[ends < targets], targets)
 
 
-class _Row:
-    """One stream: spans of tokens, read one after another. Each span starts with a segment."""
+class _Span(NamedTuple):
+    """Tokens that a stream reads one after another. A stream is a list of spans."""
 
-    def __init__(self) -> None:
-        self.segments = 0
-        self.targets = 0
-        self._spans: list[tuple[int, int, int]] = []
-        """For each span the index of its first segment, its start and its number of targets."""
+    first: int
+    """The index of its first segment."""
+    start: int
+    targets: int
 
-    def append(self, start: int, targets: int, tgt_len: int) -> None:
-        if not targets:
-            return
-        self._spans.append((self.segments, start, targets))
-        self.segments += -(-targets // tgt_len)
-        self.targets += targets
 
-    def locate(self, index: int, tgt_len: int) -> _Window:
-        """The row's part of segment `index`, without targets after the end of the row."""
-        if index >= self.segments:
-            return _Window(0, 0, 0)
-        first, start, targets = self._spans[bisect_right(self._spans, index, key=itemgetter(0)) - 1]
-        done = (index - first) * tgt_len
-        return _Window(start + done, min(tgt_len, targets - done), done)
-
-    def between(self, start: int, end: int) -> _Window:
-        """The targets from `start` to `end` of the only span."""
-        if start >= self.targets:
-            return _Window(0, 0, 0)
-        return _Window(self._spans[0][1] + start, min(end, self.targets) - start, start)
+def _ceil(count: int, size: int) -> int:
+    return -(-count // size)
 
 
 def _shares(count: int, parts: int) -> Iterator[tuple[int, int]]:
     """Start and size of each of `parts` consecutive shares of `count`; the first ones have one more."""
     size, extra = divmod(count, parts)
     return ((i * size + min(i, extra), size + (i < extra)) for i in range(parts))
-
-
-class _Window(NamedTuple):
-    """The part of a segment in one row."""
-
-    start: int
-    targets: int
-    done: int
-    """Number of targets of the same span before these."""
 
 
 class StreamLoader:
@@ -174,9 +147,6 @@ class StreamLoader:
         rows: the streams that this rank reads; None reads all. Slices that partition `range(batch_size)` give the same
             number of segments with the same width, and their rows together are all rows. An empty slice gives no
             segments.
-        paired: streams 2i and 2i + 1 share the text that stream i has with half as many streams: of each 128 segments
-            the first stream reads 64, the second the next 64. Each turn starts with `reset`. Documents are distributed
-            as without it.
     """
 
     def __init__(
@@ -193,7 +163,6 @@ class StreamLoader:
         seed: int = 0,
         random_seed: int | None = None,
         rows: slice | None = None,
-        paired: bool = False,
     ) -> None:
         least = (("batch_size", batch_size, 1), ("tgt_len", tgt_len, 1), ("max_tokens", max_tokens, 0))
         for setting, value, bound in (*least, ("context_len", context_len, 0), ("passes", passes, 1)):
@@ -201,13 +170,6 @@ class StreamLoader:
                 raise Mistake(f"{setting} must be at least {bound}, got {value}.")
         if batch_size > MOST_STREAMS:
             raise Mistake(f"batch_size must be at most {MOST_STREAMS:,}, got {batch_size}.")
-        others = {"documents": documents, "max_tokens": max_tokens, "shuffle": shuffle, "context_len": context_len}
-        others |= {"passes": passes, "seed": seed}
-        self.short: Callable[[], StreamLoader] = partial(
-            StreamLoader, split, batch_size=2 * batch_size, tgt_len=tgt_len // 2, paired=True, **others
-        )
-        """Makes a loader with twice as many streams and half of `tgt_len`. Without documents both have read the same
-        text after every 64 segments."""
         if isinstance(split, Split):
             documents = split.documents if documents is None else documents
         self._tokens: Any = np.asarray(split.ids if isinstance(split, Split) else split)
@@ -226,19 +188,37 @@ class StreamLoader:
         self.tgt_len: int = tgt_len
         self.context_len: int = context_len
         self._shuffle, self._shuffled = shuffle, (-1, self._tokens)
-        limit = max_tokens or len(self._tokens)
-        self._all = self._streams(limit, paired) if documents is None else self._documents(np.asarray(documents), limit)
+        self._limit = max_tokens or len(self._tokens)
+        self._documents = None if documents is None else np.asarray(documents)
         self._chosen = slice(None) if rows is None else rows
-        self._rows = self._all[self._chosen]
-        self.targets: int = sum(row.targets for row in self._rows)
-        """Number of targets in the chosen rows in an epoch."""
         self._seed, self._cuts = random_seed, (-1, np.zeros(0, np.int64))
         self._begins = [0]
         """With random lengths: the index of the first segment of each epoch, as far as computed."""
+        self._arrange(paired=False)
+
+    def _arrange(self, *, paired: bool) -> None:
+        """Distribute the text to the streams."""
+        self._all = self._streams(paired) if self._documents is None else self._streams_of_documents(self._documents)
+        self._rows = self._all[self._chosen]
+        self.targets: int = sum(span.targets for row in self._rows for span in row)
+        """Number of targets in the chosen rows in an epoch."""
+        self._segments = max(row[-1].first + _ceil(row[-1].targets, self.tgt_len) for row in self._all if row)
+
+    def short(self) -> StreamLoader:
+        """A loader with twice as many streams and half of `tgt_len`, for all rows.
+
+        Without documents both have read the same text after every 64 segments: streams 2i and 2i + 1 share the text of
+        stream i; of each 128 segments the first reads 64, the second the next 64. Each turn starts with `reset`.
+        """
+        assert self._seed is None, "random lengths are not halved"
+        short = copy(self)
+        short.batch_size, short.tgt_len, short._chosen = 2 * self.batch_size, self.tgt_len // 2, slice(None)
+        short._arrange(paired=True)
+        return short
 
     def __len__(self) -> int:
         """Number of segments in an epoch (with random lengths, in epoch 0). It does not depend on `rows`."""
-        return max(row.segments for row in self._all) if self._seed is None else len(self._cuts_of(0))
+        return self._segments if self._seed is None else len(self._cuts_of(0))
 
     def __iter__(self) -> Iterator[Segment]:
         return map(self.segment, range(len(self) if self._rows else 0))
@@ -249,8 +229,8 @@ class StreamLoader:
             raise Mistake(f"Segments count from 0, got {index}.")
         epoch, index = divmod(index, len(self)) if self._seed is None else self._epoch_of(index)
         tokens = self._tokens_of(epoch)
-        windows = [self._locate(row, epoch, index) for row in self._all]
-        width = max(each.targets + min(each.done, self.context_len) for each in windows if each.targets)
+        windows = [self._window(row, epoch, index) for row in self._all]
+        width = max(count + min(done, self.context_len) for _, count, done in windows if count)
         tokens_of_rows = np.full((len(self._rows), width + 1), -1, np.int64)
         reset = np.full(len(self._rows), index == 0)
         unscored = np.zeros(len(self._rows), np.int64)
@@ -265,11 +245,18 @@ class StreamLoader:
         emptied = torch.from_numpy(reset) if reset.any() else None
         return Segment(torch.from_numpy(ids), torch.from_numpy(targets), emptied)
 
-    def _locate(self, row: _Row, epoch: int, index: int) -> _Window:
+    def _window(self, row: list[_Span], epoch: int, index: int) -> tuple[int, int, int]:
+        """A row's part of a segment: where it starts, its number of targets, and that of its span before them."""
+        if not row:
+            return 0, 0, 0
         if self._seed is None:
-            return row.locate(index, self.tgt_len)
-        cuts = self._cuts_of(epoch)
-        return row.between(int(cuts[index - 1]) if index else 0, int(cuts[index]))
+            first, start, targets = row[bisect_right(row, index, key=itemgetter(0)) - 1]
+            begin = (index - first) * self.tgt_len
+            end = begin + self.tgt_len
+        else:  # each row is one span
+            (_, start, targets), cuts = row[0], self._cuts_of(epoch)
+            begin, end = int(cuts[index - 1]) if index else 0, int(cuts[index])
+        return start + begin, max(min(end, targets) - begin, 0), begin
 
     def _epoch_of(self, index: int) -> tuple[int, int]:
         """With random lengths: the epoch of a segment, and its index in that epoch."""
@@ -280,7 +267,7 @@ class StreamLoader:
 
     def _cuts_of(self, epoch: int) -> Int[np.ndarray, " n"]:
         if self._cuts[0] != epoch:
-            longest = max(row.targets for row in self._all)
+            longest = self._all[0][0].targets
             self._cuts = epoch, random_cuts(longest, self.tgt_len, ((self._seed or 0) % 2**63, epoch, 1))
         return self._cuts[1]
 
@@ -292,33 +279,31 @@ class StreamLoader:
             self._shuffled = epoch, shuffled_lines(self._tokens, line_end, (seed % 2**63, epoch))
         return self._shuffled[1]
 
-    def _streams(self, limit: int, paired: bool) -> list[_Row]:
-        rows = [_Row() for _ in range(self.batch_size)]
-        targets = min(len(self._tokens) - 1, limit)
+    def _streams(self, paired: bool) -> list[list[_Span]]:
+        targets = min(len(self._tokens) - 1, self._limit)
         if not paired:
-            for row, (start, count) in zip(rows, _shares(targets, self.batch_size), strict=True):
-                row.append(start, count, self.tgt_len)
-            return rows
+            return [[_Span(0, start, count)] for start, count in _shares(targets, self.batch_size)]
+        rows: list[list[_Span]] = [[] for _ in range(self.batch_size)]
         block = 2 * _TURN * self.tgt_len
         for i, (begin, count) in enumerate(_shares(targets, self.batch_size // 2)):
             for done in range(0, count, block):
                 for j, (start, turn) in enumerate(_shares(min(block, count - done), 2)):
-                    rows[2 * i + j].append(begin + done + start, turn, self.tgt_len)
+                    rows[2 * i + j].append(_Span(done // block * _TURN, begin + done + start, turn))
         return rows
 
-    def _documents(self, starts: Int[np.ndarray, " D"], limit: int) -> list[_Row]:
+    def _streams_of_documents(self, starts: Int[np.ndarray, " D"]) -> list[list[_Span]]:
         targets = np.diff(starts, append=len(self._tokens)) - 1
         if starts[0] or targets.min() < 0:
             raise Mistake("documents must start at 0 and increase within the text.")
         if not targets.any():
             raise Mistake("Every document is a single token, which is context only; there is nothing to score.")
         before = np.cumsum(targets) - targets
-        targets = np.clip(limit - before, 0, targets)
-        rows = [_Row() for _ in range(self.batch_size)]
+        targets = np.clip(self._limit - before, 0, targets)
+        rows: list[list[_Span]] = [[] for _ in range(self.batch_size)]
         shortest = [(0, b) for b in range(self.batch_size)]
         for start, count in zip(starts.tolist(), targets.tolist(), strict=True):
             if count:
-                b = shortest[0][1]
-                rows[b].append(start, count, self.tgt_len)
-                heapq.heapreplace(shortest, (rows[b].segments, b))
+                segments, b = shortest[0]
+                rows[b].append(_Span(segments, start, count))
+                heapq.heapreplace(shortest, (segments + _ceil(count, self.tgt_len), b))
         return rows
