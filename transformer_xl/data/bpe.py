@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
-_BYTES_BORDER = re.compile(BORDER.pattern.encode())
+_LAST_BORDER = re.compile(rb".*[!-~](?= [A-Za-z])", re.DOTALL)
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 """Maximum bytes of a slice, slices of a batch, and characters of a part of a long word. Text without a border, such as
 Chinese or DNA, is cut into slices too, because the library takes 130 bytes of memory for each of its bytes."""
@@ -90,11 +90,8 @@ def last_cut(text: bytes | bytearray) -> int:
 
 def _last_border(text: bytes | bytearray, start: int, end: int) -> int:
     """The last border after `start` and not after `end`; `start` if there is none."""
-    for first in (max(start + 1, end - 1000), start + 1):
-        found = [each.start() for each in _BYTES_BORDER.finditer(text, first, end + 2)]
-        if found:
-            return found[-1]
-    return start
+    found = _LAST_BORDER.match(text, start, end + 2)
+    return found.end() if found else start
 
 
 def next_character(text: bytes | bytearray, position: int) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..mistake import Mistake, printable
 from ..runtime.files import check_unpacked, plain_file
-from .bpe import last_cut, next_character
+from .bpe import last_cut
 from .tables import is_table, row_texts
 from .vocab import Unit
 
@@ -46,7 +46,7 @@ _PIECE = 1 << 18
 """Number of bytes to read at a time. A piece and its ids then fit into the processor's cache."""
 LONGEST = 1 << 26
 """Maximum number of bytes of a word or of a line of JSON."""
-_WHITE = b" \n\t\r"
+WHITE = b" \n\t\r"
 """What words are cut at; `str.split` knows more."""
 
 
@@ -82,14 +82,6 @@ def read_errors(path: Path) -> Iterator[None]:
             raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
         reason = str(error).rstrip(".") or type(error).__name__
         raise Mistake(f"{path} is not a sound {path.suffix} file: {reason}. Download it again.") from error
-
-
-def border(text: bytes, position: int, unit: Unit) -> int:
-    """The first position, at or after `position`, at which `text` can be cut without cutting a token."""
-    if unit == "word":
-        ends = [end for white in _WHITE if (end := text.find(white, position) + 1)]
-        return min(ends, default=len(text))
-    return min(position, len(text)) if unit == "byte" else next_character(text, position)
 
 
 def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
@@ -203,7 +195,7 @@ def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
     The first `searched` bytes were searched before and contain no such position.
     """
     if unit == "word":
-        return max(text.rfind(white, searched) for white in _WHITE) + 1
+        return max(text.rfind(white, searched) for white in WHITE) + 1
     if unit == "bpe":
         return last_cut(text)
     end = len(text)

@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from ..mistake import Mistake, listing, printable
 from ..runtime.files import digest_of
+from .bpe import next_character
 from .header import SPLITS, WHOLE
 from .ids import SUFFIXES, read_ids
-from .reading import Span, border, chunks, documents, has_documents, is_jsonl, lines_of, open_file, read_errors
+from .reading import WHITE, Span, chunks, documents, has_documents, is_jsonl, lines_of, open_file, read_errors
 from .tables import is_table, row_texts
 from .vocab import Unit
 
@@ -352,9 +353,11 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
     if is_jsonl(text.file):
         return first + min(inside + len(next(lines_of(text))) + 1, each.size)  # a line end counts
     window = b"".join(chunks(replace(text, end=text.start + min(_WINDOW, each.size - inside))))
-    line = window.find(b"\n", 0, near) + 1 if unit == "word" else 0
-    cut = line or border(window, 0, unit)
-    return first + (each.size if unit == "word" and cut == len(window) else inside + cut)
+    if unit != "word":
+        return position + (0 if unit == "byte" else next_character(window, 0))
+    white = next((end for end, byte in enumerate(window, start=1) if byte in WHITE), len(window))
+    cut = window.find(b"\n", 0, near) + 1 or white
+    return first + (each.size if cut == len(window) else inside + cut)
 
 
 def _describe(splits: Mapping[str, Sequence[_File]]) -> str:
