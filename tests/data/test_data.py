@@ -248,7 +248,7 @@ class TestVocab:
 class TestCorpus:
     def test_a_store_opens_as_it_was_built(self, tmp_path: Path) -> None:
         built = Corpus.build(tmp_path / "store", splits, CorpusConfig(unit="word"), name="letters")
-        corpus = Corpus.open(tmp_path / "store", verify=True)
+        corpus = Corpus.open(tmp_path / "store")
         assert corpus == built and corpus.vocab.symbols == (EOS, "b", "a", "c", UNK)
         train = corpus.split("train")
         assert train.ids.tolist() == [2, 1, 0, 0, 1, 3, 0] and isinstance(train.ids, np.memmap)
@@ -308,7 +308,7 @@ class TestCorpus:
         (store / "train.bin").write_bytes(bytes(9))
         Corpus.open(store)
         with pytest.raises(ValueError, match="SHA-256"):
-            Corpus.open(store, verify=True)
+            Corpus.open(store).split("train")
 
     def test_a_missing_store_is_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="There is no token store"):
@@ -323,7 +323,7 @@ class TestCorpus:
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match=r"store could not be written: No space left on device\. Free some space"):
             Corpus.build(store, splits | {"train": b"other text"})
-        assert Corpus.open(store, verify=True).header.splits["train"].tokens == 9
+        assert len(Corpus.open(store).split("all").ids) == 17
         assert {p.name for p in tmp_path.iterdir()} == {"store", ".store.lock"}
 
     def test_a_store_replaces_a_store_and_nothing_else(self, tmp_path: Path) -> None:
@@ -666,7 +666,7 @@ class TestPublished:
         monkeypatch.setitem(DATASETS, "tiny", replace(known, protocols={"drop": known.protocols["keep"]}))
         with pytest.raises(ValueError, match="has 2 entries of the vocabulary, not 4"):
             prepare("tiny", tiny)
-        assert Corpus.open(before.path, verify=True) == before, "the good store stays"
+        assert len(Corpus.open(before.path).split("all").ids) == 15, "the good store stays"
         monkeypatch.setitem(DATASETS, "tiny", known)
         (tiny / "tiny").write_bytes(b"something else")
         with pytest.raises(ValueError, match="is not the published tiny: its content has SHA256"):

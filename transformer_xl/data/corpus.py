@@ -79,10 +79,8 @@ class Corpus:
         return self.header.unit
 
     @classmethod
-    def open(cls, path: str | Path, *, verify: bool = False) -> Corpus:
-        """Open the store in folder `path` and compare its files with its header.
-
-        `verify` also checks the SHA-256 of the ids of every split. Otherwise `split` checks the split that it returns.
+    def open(cls, path: str | Path) -> Corpus:
+        """Open the store in folder `path` and compare its files with its header. `split` compares their SHA-256.
 
         Raises:
             FileNotFoundError: there is no store.
@@ -99,25 +97,17 @@ class Corpus:
             size, expected = file.stat().st_size if file.is_file() else 0, split.tokens * vocab.dtype.itemsize
             if size != expected:
                 raise Mistake(f"{file} has {size:,} bytes, but its header says {expected:,}. {PREPARE_AGAIN}")
-        corpus = cls(path, header, vocab)
-        for name in header.splits if verify else ():
-            corpus._verify(name)
-        return corpus
+        return cls(path, header, vocab)
 
     @classmethod
     def _if_sound(cls, path: Path) -> Corpus | None:
         with suppress(FileNotFoundError, ValueError):
-            return cls.open(path, verify=True)
+            corpus = cls.open(path)
+            for name in (*SPLITS, WHOLE):
+                if name in corpus.header.splits:
+                    corpus.split(name)
+            return corpus
         return None
-
-    def _verify(self, name: str) -> None:
-        """Compare a split's ids with its header. This is done once, because it reads all ids."""
-        if name in self._verified:
-            return
-        file = self.path / f"{name}.bin"
-        if files.digest_of(file) != self.header.splits[name].sha256:
-            raise Mistake(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
-        self._verified.add(name)
 
     def split(self, name: Literal["train", "valid", "test", "all"]) -> Split:
         """One split; for "all", the splits one after another. The first call reads all ids to verify them.
@@ -140,9 +130,11 @@ class Corpus:
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. Ask for another, "
                 f"or put a file {name}.txt beside the others of a text."
             )
-        starts = self.header.splits[name].documents
-        self._verify(name)
-        ids = np.memmap(self.path / f"{name}.bin", dtype=self.header.dtype, mode="r")
+        file, starts = self.path / f"{name}.bin", self.header.splits[name].documents
+        if name not in self._verified and files.digest_of(file) != self.header.splits[name].sha256:
+            raise Mistake(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
+        self._verified.add(name)
+        ids = np.memmap(file, dtype=self.header.dtype, mode="r")
         ids = ids if self.other_ids is None else self.other_ids[ids]
         starts = None if starts is None else np.array(starts, np.int64)
         return Split(ids, starts, name, self.name, self.header.splits[name].unknown)
