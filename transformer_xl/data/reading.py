@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..mistake import Mistake, printable
 from ..runtime.files import check_unpacked, plain_file
@@ -85,15 +85,16 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
-    """Yield `text` in pieces that together have the tokens of the whole text. This saves memory.
+    """The `parts` of all documents of `text`, which together have the tokens of the whole text. This saves memory."""
+    for document in documents(text):
+        yield from parts(document, unit, size)
+
+
+def parts(text: Text, unit: Unit | Literal["line"], size: int = _PIECE) -> Iterator[bytes]:
+    """The bytes of `text`, about `size` at a time. No part ends inside a token of the unit, or inside a line.
 
     For words, a missing end of the last line is added.
     """
-    for document in documents(text):
-        yield from _pieces(document, unit, size)
-
-
-def _pieces(text: Text, unit: Unit, size: int) -> Iterator[bytes]:
     left, ends_line = bytearray(), True  # a bytearray grows in place, also if the next border is far
     for chunk in chunks(text, size):
         ends_line = chunk.endswith(b"\n")
@@ -103,7 +104,9 @@ def _pieces(text: Text, unit: Unit, size: int) -> Iterator[bytes]:
         if end:
             yield bytes(left[:end])
             del left[:end]
-        _check_length(left, text, "word")
+        if len(left) > LONGEST:
+            name, what = "The text" if isinstance(text, bytes) else text.file, "line" if unit == "line" else "word"
+            raise Mistake(f"{name} has a {what} of more than {LONGEST:,} bytes. Cut it, or choose another unit.")
     if unit == "word" and not ends_line:
         left += b"\n"
     if left:
@@ -141,21 +144,8 @@ def has_documents(file: Path, column: str = "") -> bool:
 
 def lines_of(text: Text) -> Iterator[bytes]:
     """The lines of a text, without their ends."""
-    left = bytearray()
-    for chunk in chunks(text):
-        *ended, rest = chunk.split(b"\n")
-        for line in ended:
-            yield bytes(left + line)
-            left.clear()
-        left += rest
-        _check_length(left, text, "line")
-    yield bytes(left)
-
-
-def _check_length(left: bytearray, text: Text, what: str) -> None:
-    if len(left) > LONGEST:
-        name = "The text" if isinstance(text, bytes) else str(text.file)
-        raise Mistake(f"{name} has a {what} of more than {LONGEST:,} bytes. Cut it, or choose another unit.")
+    for part in parts(text, "line"):
+        yield from part.removesuffix(b"\n").split(b"\n")
 
 
 def _text_of(line: bytes, column: str, name: str) -> bytes:
@@ -189,11 +179,13 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
                 check_unpacked(text.file, position)
 
 
-def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
-    """The last position at which `text`, which may continue, can be cut without cutting a token; 0 if there is none.
+def _last_border(text: bytearray, unit: Unit | Literal["line"], searched: int) -> int:
+    """The last position at which `text`, which may continue, can be cut, as in `parts`; 0 if there is none.
 
     The first `searched` bytes were searched before and contain no such position.
     """
+    if unit == "line":
+        return text.rfind(b"\n", searched) + 1
     if unit == "word":
         return max(text.rfind(white, searched) for white in WHITE) + 1
     if unit == "bpe":

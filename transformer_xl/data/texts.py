@@ -7,9 +7,9 @@ Texts stay on disk. This module finds their sizes, their checksums and the posit
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..runtime.files import digest_of
 from .bpe import next_character
 from .header import SPLITS, WHOLE
 from .ids import SUFFIXES, read_ids
-from .reading import WHITE, Span, chunks, documents, has_documents, is_jsonl, lines_of, open_file, read_errors
+from .reading import WHITE, Span, chunks, documents, has_documents, is_jsonl, lines_of, open_file, parts, read_errors
 from .tables import is_table, row_texts
 from .vocab import Unit
 
@@ -235,33 +235,29 @@ def _read_once(file: Path, name: str, unit: Unit, column: str) -> _File:
         )
     for _ in documents(Span(file, column=column)) if is_jsonl(file) else ():
         pass  # refuses a line without text
-    decoder, digest, size, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, b"\n"
-    start = 0
-    for chunk in chunks(Span(file)):
+    digest, start, size, last = hashlib.sha256(), 0, 0, b"\n"
+    for part in parts(Span(file), "byte" if unit == "byte" else "char"):
         if unit != "byte":
-            _check_utf8(decoder, chunk, size, file)
-            if size == 0 and chunk.startswith(codecs.BOM_UTF8):
-                start = len(codecs.BOM_UTF8)
-        digest.update(chunk if size else chunk[start:])
-        size, last = size + len(chunk), chunk[-1:]
-    if unit != "byte":
-        _check_utf8(decoder, b"", size, file)
+            _check_utf8(part, size, file)
+            if size == 0 and part.startswith(BOM_UTF8):
+                start = len(BOM_UTF8)
+        digest.update(part if size else part[start:])
+        size, last = size + len(part), part[-1:]
     size += (unit == "word" and last != b"\n") - start
     return _File(name, Span(file, start, column=column), size, digest.hexdigest(), is_jsonl(file))
 
 
-def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, position: int, file: Path) -> None:
-    """Refuse a chunk that is not text. It begins at `position` of the file; an empty chunk ends the file."""
-    given = decoder.getstate()[0] + chunk
+def _check_utf8(part: bytes, position: int, file: Path) -> None:
+    """Refuse a part of a file, which begins at `position`, that is not text."""
     try:
-        decoder.decode(chunk, final=not chunk)
-        broken = given.find(b"\0")
+        part.decode()
+        broken = part.find(b"\0")
     except UnicodeDecodeError as error:
         broken = error.start
     if broken >= 0:
         raise Mistake(
             f"{file} must be UTF-8 text unless the tokens are bytes, and is binary or in another encoding: byte "
-            f"{position + len(chunk) - len(given) + broken:,} is 0x{given[broken]:02x}. Convert it, leave it out, or "
+            f"{position + broken:,} is 0x{part[broken]:02x}. Convert it, leave it out, or "
             'take corpus.unit = "byte".'
         )
 
