@@ -9,16 +9,18 @@ import struct
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...mistake import Mistake, shortened
-from ...runtime.files import UNFINISHED, explain_write_error, plain_file, remove_unfinished, unpack_limit, wait_for
+from ...runtime.files import UNFINISHED, explain_write_error, remove_unfinished, unpack_limit, wait_for
 from ..reading import DAMAGE, read_errors
 
+Unpack = Callable[[Path, Path, int], None]
+"""Unpacks an archive into a folder, at most a number of bytes."""
 _PACKED = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 _ZIP = (b"PK\3\4", b"PK\5\6")
 """The first bytes of a zip."""
@@ -53,7 +55,8 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
         ValueError: the archive is damaged or too large, or has paths that lead out of its folder.
         OSError: one sentence that names the file and the reason, for instance a full disk.
     """
-    if not path.is_file() or path.suffix == ".npz" or not _is_archive(path):
+    unpack = _unpacker(path) if path.is_file() and path.suffix != ".npz" else None
+    if unpack is None:
         yield path
         return
     name = path.name[-48:]  # names have at most 255 bytes
@@ -63,28 +66,24 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
             temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{name}-", dir=home)
         with temporary as folder:
             inside = Path(folder) / path.name  # errors about a file in it then name the archive
-            _unpack(path, inside)
+            _unpack(path, inside, unpack)
             try:
                 yield inside
             except Mistake as error:  # the user knows the archive, not the temporary folder
                 raise Mistake(str(error).replace(f"{folder}/", f"{path.parent}/")) from error
 
 
-def _is_zip(path: Path) -> bool:
-    with plain_file(path).open("rb") as file:
-        return file.read(4) in _ZIP
-
-
-def _is_archive(path: Path) -> bool:
-    """Whether a file is a zip or a tar, compressed or plain."""
+def _unpacker(path: Path) -> Unpack | None:
+    """The function that unpacks a file: a zip, or a tar, compressed or plain; None for any other file."""
     with read_errors(path):
-        if _is_zip(path):
-            return True
+        with path.open("rb") as file:
+            if file.read(4) in _ZIP:
+                return _unpack_zip
         try:
             with _open_tar(path) as opened:
-                return opened.next() is not None
+                return None if opened.next() is None else _unpack_tar
         except (tarfile.TarError, *DAMAGE):
-            return False
+            return None
 
 
 def _open_tar(path: Path) -> tarfile.TarFile:
@@ -95,16 +94,12 @@ def _open_tar(path: Path) -> tarfile.TarFile:
     return tarfile.open(path, mode, tarinfo=_Member)
 
 
-def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack the plain files of a zip or a tar. Nothing is written outside of `folder`."""
+def _unpack(archive: Path, folder: Path, unpack: Unpack) -> None:
+    """Unpack the plain files of an archive. Nothing is written outside of `folder`."""
     try:
         with explain_write_error(folder):
             folder.mkdir()
-            limit = unpack_limit(archive)
-            if _is_zip(archive):
-                _unpack_zip(archive, folder, limit)
-            else:
-                _unpack_tar(archive, folder, limit)
+            unpack(archive, folder, unpack_limit(archive))
     except _DAMAGE as error:
         number = getattr(error, "errno", None)
         if isinstance(error, Mistake) or (number is not None and number not in _NAMES):
