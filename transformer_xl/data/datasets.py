@@ -15,13 +15,13 @@ import platformdirs
 from ..config.settings import CorpusConfig
 from ..config.values import value_text
 from ..mistake import Mistake, did_you_mean
-from ..runtime.files import digest_of_json
+from ..runtime.files import digest_of_json, plain_file
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
 from .header import VERSION
 from .ids import MOST_IDS, largest_id
-from .reading import expand_home, pieces, read_file, resolved
+from .reading import expand_home, pieces, read_file
 from .texts import read_splits
 from .vocab import Newlines, Vocab
 
@@ -151,7 +151,8 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
     settings = [VERSION, unit, newlines, config.min_count, config.reset_documents, config.bpe_size, config.column]
-    path, notes = resolved(path), []
+    path = (path if path.is_dir() else plain_file(path)).resolve()  # a pipe is refused by the name that was given
+    notes: list[str] = []
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole=whole, column=config.column)
         if config.column and not scored and not texts.documents:

@@ -55,11 +55,6 @@ def expand_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def resolved(path: Path) -> Path:
-    """The absolute path of a text, without links. Pipes and devices are refused by the name that was given."""
-    return (path if path.is_dir() else plain_file(path)).resolve()
-
-
 def open_file(path: Path) -> io.BufferedIOBase:
     """Open a file for reading, decompressed if its name ends in .xz, .gz or .bz2. Pipes and devices are refused."""
     return OPENERS.get(path.suffix, open)(plain_file(path), "rb")

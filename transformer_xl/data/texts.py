@@ -43,9 +43,9 @@ _SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What `save_to_disk` of the library datasets writes beside its `.arrow` files."""
 _HEAD = 1 << 13
 """A file is binary if there is a NUL in this number of first bytes."""
-_PACKED = (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c")
-_BINARY = (b"PAR1", b"ARROW1", b"\x93NUMPY", b"\x89HDF\r\n", b"SQLite format 3\0", b"GGUF")
-_BINARY += (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"%PDF-")
+_FORMATS = (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c")
+_FORMATS += (b"PAR1", b"ARROW1", b"\x93NUMPY", b"\x89HDF\r\n", b"SQLite format 3\0", b"GGUF")
+_FORMATS += (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"%PDF-")
 """The first bytes of packed files, and of tables, arrays, models, pictures and documents: their bytes are no text."""
 _TOKENS = re.compile(rb'\s*\{\s*"(?:ids|input_ids|tokens)"\s*:\s*\[')
 """How a file of token ids begins, which is no text."""
@@ -209,7 +209,7 @@ def _why_no_text(file: Path, head: bytes) -> str:
     if file.suffix == ".json" and _TOKENS.match(head):
         return 'a file of token ids, as MidiTok writes them, which corpus.unit = "id" reads'
     pickled = file.suffix in (".pkl", ".pickle", ".pt", ".pth") and head.startswith((b"\x80", b"PK"))
-    return "binary" if pickled or head.startswith((*_PACKED, *_BINARY)) else ""
+    return "binary" if pickled or head.startswith(_FORMATS) else ""
 
 
 def _is_output(folder: Path) -> bool:
