@@ -231,17 +231,15 @@ class StreamLoader:
         tokens = self._tokens_of(epoch)
         windows = [self._window(row, epoch, index) for row in self._all]
         width = max(count + min(done, self.context_len) for _, count, done in windows if count)
-        tokens_of_rows = np.full((len(self._rows), width + 1), -1, np.int64)
-        reset = np.full(len(self._rows), index == 0)
-        unscored = np.zeros(len(self._rows), np.int64)
+        ids = np.zeros((len(self._rows), width), np.int64)
+        targets, reset = np.full_like(ids, -1), np.full(len(self._rows), index == 0)
         for i, (start, count, done) in enumerate(windows[self._chosen]):
             if count:
                 again = min(done, self.context_len)
-                tokens_of_rows[i, : again + count + 1] = tokens[start - again : start + count + 1]
-                unscored[i] = again
+                part = tokens[start - again : start + count + 1]
+                ids[i, : len(part)] = part[:width]
+                targets[i, again : again + count] = part[again + 1 :]
                 reset[i] |= done == 0
-        ids, targets = np.maximum(tokens_of_rows[:, :-1], 0), tokens_of_rows[:, 1:].copy()
-        targets[np.arange(width) < unscored[:, None]] = -1
         emptied = torch.from_numpy(reset) if reset.any() else None
         return Segment(torch.from_numpy(ids), torch.from_numpy(targets), emptied)
 
