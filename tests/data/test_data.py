@@ -631,7 +631,6 @@ class TestPublished:
             downloads=(),
             protocols={"sentence": Protocol(4, {"test": SplitCounts(5, 3, 2), "train": SplitCounts(11, 4, 3)})},
             splits={"train": ("a.1", "a.2"), "valid": ("b",), "test": ("b",)},
-            counted=("train",),
             vocab_file="list",
         )
         monkeypatch.setitem(DATASETS, "words", known)

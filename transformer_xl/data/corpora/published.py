@@ -66,7 +66,7 @@ class Dataset:
     cuts: tuple[int, int] | None = None
     """Positions in bytes at which validation and test start in a single file."""
     counted: tuple[str, ...] = SPLITS
-    """The splits whose words make the vocabulary."""
+    """The splits whose words make the vocabulary, without a `vocab_file`."""
     vocab_file: str = ""
     """The one of `files` with the vocabulary; "": it is made from the text."""
     spelling: Callable[[bytes], bytes] | None = None
@@ -228,7 +228,6 @@ DATASETS: dict[str, Dataset] = {
             )
         },
         splits={"train": _LM1B_TRAIN, "valid": (_LM1B_TEST,), "test": (_LM1B_TEST,)},
-        counted=("train",),
         vocab_file=_LM1B_VOCAB,
     ),
 }
