@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,7 @@ from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, Ru
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop import reading
 from transformer_xl.interop.reading import read_model
-from transformer_xl.interop.source import Dialect, Source
-from transformer_xl.interop.tensorflow import TENSORFLOW
+from transformer_xl.interop.source import Source
 from transformer_xl.run.checkpoint import load_model
 from transformer_xl.run.parts import EXPORTED_VOCAB
 
@@ -167,18 +167,19 @@ def test_unstated_settings_come_from_the_recipe_of_the_same_shape(tmp_path, monk
     assert found.train.lengths == Lengths(tgt_len=20, mem_len=9, attn_len=9)
     assert found.eval_lengths == recipe.eval_lengths and found.eval.batch_size == 4
 
-    source = Source(tmp_path, TENSORFLOW, dict(state))
+    tensorflow = partial(Source, tmp_path, zero_memory=True, clusters_reversed=False, same_length=1)
+    source = tensorflow(arrays=dict(state))
     wider = reading.run_settings(source)  # TensorFlow's same_length sees one key more
     assert wider.eval_lengths == replace(recipe.eval_lengths, attn_len=41)
     source.add_settings({"mem_len": 50, "same_length": True})
     stated = reading.run_settings(source)  # it states the lengths of evaluation
     assert stated.eval_lengths == replace(recipe.eval_lengths, mem_len=50, attn_len=51)
     assert stated.train.lengths == recipe.train.lengths
-    source = Source(tmp_path, TENSORFLOW, dict(state))
+    source = tensorflow(arrays=dict(state))
     source.add_settings({"mem_len": 50})
     assert reading.run_settings(source).eval_lengths == stated.eval_lengths  # the recipe's window is same_length
 
-    source = Source(tmp_path, Dialect(), dict(state))
+    source = Source(tmp_path, arrays=dict(state))
     source.add_settings({"tgt_len": 20, "mem_len": 20, "clamp_len": -1, "same_length": False})
     assert reading.run_settings(source).eval_lengths == Lengths(tgt_len=20, mem_len=20)  # not the recipe's
 

@@ -36,7 +36,7 @@ from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop.mapping import entries, fill
 from transformer_xl.interop.reading import read_model
-from transformer_xl.interop.source import Dialect, Source
+from transformer_xl.interop.source import Source
 from transformer_xl.interop.vocabulary import read_vocabulary
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -59,7 +59,7 @@ def test_mapping_to_theirs_and_back_is_exact(shape, d_embed, tie_weight, untie_r
     model = shuffled(TransformerXL(config).double())
     theirs = to_theirs(dict(model.state_dict()), config, reverse=reverse)
     assert len(theirs) == len(entries(config))
-    source = Source(Path("x"), Dialect(clusters_reversed=reverse))
+    source = Source(Path("x"), clusters_reversed=reverse)
     source.add_arrays(theirs)
     found = TransformerXL(config).double()
     fill(found, source)

@@ -16,7 +16,7 @@ from ..run.checkpoint import config_of
 from ..run.parts import EXPORTED_VOCAB
 from ..runtime.files import read_table
 from .pickles import read_pickle
-from .source import Dialect, Source, is_state
+from .source import Source, is_state
 from .vocabulary import read_vocabulary
 
 TENSORS, PICKLED = "model*.safetensors", "pytorch_model*.bin"
@@ -34,7 +34,7 @@ def read_huggingface(path: Path) -> Source:
     kind = config.get("model_type", "transfo-xl" if "format" not in config else "a checkpoint of this package")
     if kind not in (OWN_TYPE, "transfo-xl"):
         raise Mistake(f"{path} must hold a model of type transfo-xl, and holds {str(kind)[:60]!a}.")
-    source, weights = Source(path, Dialect(zero_memory=True, clusters_reversed=False)), weights_of(path)
+    source, weights = Source(path, zero_memory=True, clusters_reversed=False), weights_of(path)
     own = kind == OWN_TYPE
     if weights.pop(SCORE, None) is not None:
         reads = "AutoModelForSequenceClassification loads" if own else "transformer_xl.hf.read_classifier reads"

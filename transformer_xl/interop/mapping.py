@@ -189,7 +189,7 @@ def _same(source: Source, name: str, other: str) -> bool:
     """Whether an array is tied to another one: they are equal, or it is absent and the program stores ties once."""
     arrays = source.arrays
     if name not in arrays:
-        return not source.dialect.keeps_ties
+        return not source.keeps_ties
     return other in arrays and torch.equal(arrays[name], arrays[other])
 
 

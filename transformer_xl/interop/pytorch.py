@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..mistake import Mistake
 from .pickles import StandIn, module_parts, module_state, read_pickle
-from .source import Dialect, Source, is_state
+from .source import Source, is_state
 from .vocabulary import pickled_vocabulary, read_vocabulary
 
 _OWN = ("n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "mem_len", "clamp_len", "same_length")
@@ -33,7 +33,7 @@ def read_original(path: Path) -> Source:
     file = path / "model.pt" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}. Give the authors' model.pt, a state dict, or the folder of one.")
-    source = Source(path, Dialect(keeps_ties=True, states_training=True))
+    source = Source(path, keeps_ties=True, states_training=True)
     content = state = read_pickle(file)
     if isinstance(content, StandIn):
         parts = module_parts(content)
@@ -74,7 +74,7 @@ def read_nvidia(path: Path) -> Source:
     state = content.get("model_state") if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or not is_state(state):
         raise Mistake(f"{path} must be a dict with model_state, as NVIDIA's code saves it. Is it --from original?")
-    source = Source(path, Dialect(same_length=1, states_training=True))
+    source = Source(path, same_length=1, states_training=True)
     source.add_arrays(state, _original_name)
     stated_in = "model_config" if "model_config" in content else "args"
     settings = content.get(stated_in)

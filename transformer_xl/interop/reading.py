@@ -196,7 +196,7 @@ def _model(
     """The settings of the model, without `cutoffs` if they are unknown."""
     model: dict[str, Any] = {
         **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
-        "zero_memory": source.dialect.zero_memory,
+        "zero_memory": source.zero_memory,
         **({"cutoffs": stated["cutoffs"]} if "cutoffs" in stated else {}),
         **shape,
         **{name: stated[name] for name in _BELIEVED if name in stated},
@@ -226,11 +226,11 @@ def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | Non
     """The lengths of training and of evaluation, from the recipe of the same shape and the stated settings. The
     original and NVIDIA's code state the lengths of training; the others state the lengths of evaluation. Without a
     recipe, stated lengths are for both."""
-    run, dialect = example or RunConfig(), source.dialect
-    for_train = stated if dialect.states_training or example is None else {}
-    for_test = stated if example is None or not dialect.states_training else {}
-    train = _with_stated(asdict(run.train.lengths), for_train, dialect.same_length)
-    test = _with_stated(asdict(run.eval_lengths), for_test, dialect.same_length)
+    run = example or RunConfig()
+    for_train = stated if source.states_training or example is None else {}
+    for_test = stated if example is None or not source.states_training else {}
+    train = _with_stated(asdict(run.train.lengths), for_train, source.same_length)
+    test = _with_stated(asdict(run.eval_lengths), for_test, source.same_length)
     for name in ("clamp_len", "attn_len"):
         if test[name] is None and train[name] is not None:  # in [eval] none means: as in training
             source.notes.append(f"Its evaluation has no {name}; here it has that of training, {train[name]}.")

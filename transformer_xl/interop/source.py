@@ -16,28 +16,22 @@ from ..mistake import Mistake, shortened
 from ..runtime.files import read_table
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """Differences between a program and the authors' PyTorch code that the weights do not show."""
+@dataclass
+class Source:
+    """The arrays and the stated settings of a checkpoint, before they are compared with each other; and the differences
+    between its program and the authors' PyTorch code that the weights do not show."""
 
+    path: Path
     zero_memory: bool = False
     """A stream begins with `mem_len` zeros that are attended."""
     clusters_reversed: bool = True
-    """Band i has the i-th last of the head's cluster columns, not the i-th. `Source.add` puts them in order."""
+    """Band i has the i-th last of the head's cluster columns, not the i-th. `add` puts them in order."""
     same_length: int = 0
     """With `same_length`, a query attends to `mem_len` keys plus this number."""
     keeps_ties: bool = False
     """A tied array is stored under each of its names."""
     states_training: bool = False
     """The stated lengths are for training, not for evaluation."""
-
-
-@dataclass
-class Source:
-    """The arrays and the stated settings of a checkpoint, before they are compared with each other."""
-
-    path: Path
-    dialect: Dialect = field(default_factory=Dialect)
     arrays: dict[str, Tensor] = field(default_factory=dict)
     """The arrays by the original's parameter names, in PyTorch's layout."""
     spelled: dict[str, str] = field(default_factory=dict)
@@ -66,7 +60,7 @@ class Source:
             kind = f"{array.numel()} numbers of {str(array.dtype).removeprefix('torch.')}"
             kind += "" if plain else ", not stored one by one"
             raise Mistake(f"{self.path} must hold fractions, and {shortened(name)} has {kind}.")
-        reverse = self.dialect.clusters_reversed and canonical in ("crit.cluster_weight", "crit.cluster_bias")
+        reverse = self.clusters_reversed and canonical in ("crit.cluster_weight", "crit.cluster_bias")
         self.arrays[canonical] = array.flip(0) if reverse and array.ndim else array
         self.spelled[canonical] = name
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 
 from .bundle import find_bundle, read_bundle
-from .source import Dialect, Source
+from .source import Source
 from .vocabulary import read_vocabulary
 
-TENSORFLOW = Dialect(zero_memory=True, clusters_reversed=False, same_length=1)
 _NAMES = (
     (r"adaptive_embed(?:/cutoff_(\d+))?/lookup_table", "word_emb.emb_layers.{}.weight", False),
     (r"adaptive_embed(?:/cutoff_(\d+))?/proj_W", "word_emb.emb_projs.{}", True),
@@ -44,7 +43,7 @@ def read_tensorflow(path: Path) -> Source:
     """
     prefix = find_bundle(path / "model" if (path / "model").is_dir() else path)
     folders = [folder for folder in (prefix.parent.parent / "data", prefix.parent) if folder.is_dir()]
-    source = Source(path, TENSORFLOW)
+    source = Source(path, zero_memory=True, clusters_reversed=False, same_length=1)
     source.add_settings({"layer_norm_epsilon": 1e-12, "pre_lnorm": False})
     for name, array in read_bundle(prefix).items():
         if _TRAINING.fullmatch(name):
