@@ -166,28 +166,19 @@ def sample_positions(
     raise AssertionError("there are enough positions")
 
 
-class Feeding(NamedTuple):
-    """How a model reads contexts."""
-
-    most: int
-    """Maximum number of tokens that it reads; of a longer context it reads the last ones."""
-    lengths: Lengths
-    description: str
-
-
-def feeding_of(config: RunConfig, longest: int) -> Feeding:
-    """How to read windows of `longest` tokens with the model of a run."""
+def feeding_of(config: RunConfig, longest: int) -> tuple[Lengths, str]:
+    """The lengths at which `true_losses` reads windows of `longest` tokens by the model of a run, and a description."""
     kind, train, clamp = config.model.base_kind, config.train, config.eval_lengths.clamp_len
     if kind in ABSOLUTE:
         most = min(train.tgt_len, longest)
         description = f"windows of at most the last {most:,} tokens, its training length"
-        return Feeding(most, Lengths(tgt_len=most, mem_len=0, clamp_len=clamp), description)
+        return Lengths(tgt_len=most, mem_len=0, clamp_len=clamp), description
     description = f"segments of {train.tgt_len:,} after a memory of the whole window; trained with {train.mem_len:,}"
     if kind in RECURRENT:
         description = f"state carried through the window; trained on segments of {train.tgt_len:,}"
     elif clamp is not None:
         description += f", distances beyond {clamp:,} count as {clamp:,}"
-    return Feeding(longest, Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp), description)
+    return Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp), description
 
 
 def true_losses(
@@ -200,12 +191,13 @@ def true_losses(
     batch_size: int = 16,
     precision: str = "fp32",
 ) -> Float[np.ndarray, "L P"]:
-    """Nats of each target given exactly the tokens of each context.
+    """Nats of each target given exactly the tokens of each context; of a context longer than `mem_len` (`tgt_len`, if
+    `mem_len` is 0) the last ones.
 
     Each window is read once, from an empty memory, for all positions and contexts that begin there: in segments of
-    `tgt_len` with a memory that must hold the whole window, or in one call if `mem_len` is 0.
+    `tgt_len` with a memory of the whole window, or in one call if `mem_len` is 0.
     """
-    assert lengths.mem_len == 0 or lengths.mem_len >= contexts.max(), "memory must hold the window"
+    contexts = np.minimum(contexts, lengths.mem_len or lengths.tgt_len)
     starts, window = np.unique(positions - contexts[:, None], return_inverse=True)
     window = window.reshape(len(contexts), len(positions))
     offsets, column = np.unique(contexts, return_inverse=True)

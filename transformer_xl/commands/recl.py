@@ -101,14 +101,13 @@ def _losses(
     losses, readings = [], []
     ids, size = group.split.ids, options.batch_size
     for run in group.runs:
-        plan = measures.feeding_of(run.config, options.max_context)
-        seen = np.minimum(contexts, plan.most)
-        model, how = run.load().model, plan.lengths
-        found = measures.true_losses(model, ids, targets, seen, how, batch_size=size, precision=run.precision)
+        lengths, description = measures.feeding_of(run.config, options.max_context)
+        model = run.load().model
+        found = measures.true_losses(model, ids, targets, contexts, lengths, batch_size=size, precision=run.precision)
         del model  # before the next one is loaded
         run.refuse_diverged(found)
         losses.append(found)
-        readings.append(plan.description)
+        readings.append(description)
     return np.stack(losses), readings
 
 
