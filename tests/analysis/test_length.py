@@ -45,7 +45,7 @@ def split_of(tokens: int) -> Split:
 
 def with_losses(losses: list[float], unit: str) -> Sweep:
     results = [EvalResult(loss, 1, 1.0, Lengths(tgt_len=1, mem_len=0), unit=unit) for loss in losses]
-    return Sweep(range(1, len(losses) + 1), results, "")
+    return Sweep(dict(enumerate(results)), "")
 
 
 @given(losses=st.lists(st.floats(0.5, 6), min_size=1), unit=st.sampled_from(["word", "byte"]))
@@ -67,8 +67,8 @@ def test_with_memory_a_length_is_a_window_of_that_many_keys(kind):
         split_of(100),
     )
     found = sweep(model, config, split, [16, 1, 5], BYTES, how=HOW)
-    assert list(found.attn_lens) == [1, 5, 16]
-    for attn_len, result in zip(found.attn_lens, found.results, strict=True):
+    assert list(found.results) == [1, 5, 16]
+    for attn_len, result in found.results.items():
         other = Lengths(tgt_len=11, mem_len=attn_len - 1, attn_len=attn_len)
         loader = StreamLoader(split, batch_size=3, tgt_len=11)
         assert math.isclose(result.loss, evaluate(model, loader, other).loss, rel_tol=1e-9)
@@ -84,9 +84,9 @@ def test_without_recurrence_a_length_is_a_window_of_that_many_tokens(monkeypatch
     monkeypatch.setattr(analysis.length, "STRIDE", 1)
     model, split = build("vaswani"), split_of(60)
     found = sweep(model, VASWANI, split, [3, 8, 9], BYTES, how=HOW)
-    assert list(found.attn_lens) == [3, 8] and "from an empty state" in found.description
+    assert list(found.results) == [3, 8] and "from an empty state" in found.description
     ids = torch.from_numpy(split.ids.astype(np.int64))[None]
-    for attn_len, result in zip(found.attn_lens, found.results, strict=True):
+    for attn_len, result in found.results.items():
         nats = 0.0
         for t in range(1, 60):
             piece = ids[:, max(0, t - attn_len) : t + 1]
@@ -101,7 +101,7 @@ def test_without_recurrence_a_length_is_a_window_of_that_many_tokens(monkeypatch
 def test_max_tokens_scores_the_start_of_the_split():
     model = small_model(vocab_size=256)
     found = sweep(model, CONFIG, split_of(100), [5], BYTES, how=replace(HOW, max_tokens=40))
-    assert found.results[0].targets == 40
+    assert found.results[5].targets == 40
 
 
 def test_default_lengths_range_from_a_quarter_segment_to_eight_segments():
@@ -262,7 +262,7 @@ def test_bytes_are_those_of_evaluation(home: Path):
     config = replace(CONFIG, model=replace(CONFIG.model, document_end=ord("t")))
     found = sweep(build("transformer-xl"), config, split_of(100), [5], BYTES, how=HOW)
     targets = split_of(100).ids[1:]
-    assert found.results[0].bytes == len(targets) - int((targets == ord("t")).sum())
+    assert found.results[5].bytes == len(targets) - int((targets == ord("t")).sum())
 
 
 def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: Path):

@@ -38,7 +38,7 @@ PANELS = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "
 
 
 class Curve(NamedTuple):
-    """A line of a chart, with an interval, and what marks some points (by index)."""
+    """A line of a chart, with an interval, and what marks some points (by their x)."""
 
     x: Int[np.ndarray, " n"]
     y: Float[np.ndarray, " n"]
@@ -54,7 +54,7 @@ def draw_gains(
     for each in shares:
         gains = panels.setdefault(f"hardest {100 * each.r:g} % of positions" if each.r < 1 else "all positions", {})
         for i, name in enumerate(names):
-            marks = {int(np.searchsorted(contexts, each.length.tokens[i])): "RECL"} if each.length.reached[i] else {}
+            marks = {int(each.length.tokens[i]): "RECL"} if each.length.reached[i] else {}
             gains[name] = Curve(contexts[:-1], each.perplexity[i], each.perplexity_interval[:, i], marks)
     x = f"context c in tokens (c' = c + {contexts[1] - contexts[0]:,})"
     return draw_curves(stem, panels, x, "exp f(c, c) - exp f(c, c')", log=True)
@@ -96,8 +96,8 @@ def _draw(axis: Axes, name: str, curve: Curve, rings: Mapping[str, str]) -> None
     colour = line.get_color()
     if curve.interval is not None:
         axis.fill_between(curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0)
-    for index, word in curve.marks.items():
-        axis.plot(curve.x[index], curve.y[index], rings[word], color=colour, mfc="none", ms=10)
+    for x, word in curve.marks.items():
+        axis.plot(x, curve.y[curve.x == x], rings[word], color=colour, mfc="none", ms=10)
 
 
 def draw_by_distance(

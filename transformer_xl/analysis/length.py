@@ -6,7 +6,7 @@ Models without such a memory (Vaswani, Al-Rfou, LSTM, QRNN) read each window fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config.settings import EvalConfig, Lengths, RunConfig
@@ -32,28 +32,27 @@ STRIDE = 8
 
 @dataclass(frozen=True)
 class Sweep:
-    """Figures of one model at increasing attention lengths."""
+    """Figures of one model by attention length, the shortest first: perplexities (words, byte pairs) or bits per
+    character (bytes, characters)."""
 
-    attn_lens: Sequence[int]
-    results: Sequence[EvalResult]
+    results: Mapping[int, EvalResult]
     description: str
     """How the model read the text."""
 
     @property
-    def figures(self) -> list[float]:
-        """Perplexities (words, byte pairs) or bits per character (bytes, characters)."""
-        return [result.headline[1] for result in self.results]
+    def figures(self) -> dict[int, float]:
+        return {attn_len: result.headline[1] for attn_len, result in self.results.items()}
 
     @property
     def best(self) -> int:
-        """The index of the lowest figure; of equal figures, the one with the shortest length."""
-        return self.figures.index(min(self.figures))
+        """The length with the lowest figure; of equal figures, the shortest one."""
+        return min(self.figures, key=self.figures.__getitem__)
 
     @property
     def shortest(self) -> int:
-        """The index of the shortest length whose figure is within `TOLERANCE` of the best."""
-        most = min(self.figures) * (1 + TOLERANCE)
-        return next(index for index, figure in enumerate(self.figures) if figure <= most)
+        """The shortest length whose figure is within `TOLERANCE` of the best."""
+        most = self.figures[self.best] * (1 + TOLERANCE)
+        return next(attn_len for attn_len, figure in self.figures.items() if figure <= most)
 
 
 def attention_lengths(configs: Sequence[RunConfig]) -> list[int]:
@@ -91,12 +90,12 @@ def sweep(
         description = f"windows from an empty state, for {STRIDE} targets each"
     if config.model.matches:
         description += f"; matches are found in the last {config.model.match_window:,} tokens at every length"
-    results, sizes = [], vocab.token_sizes(config.model.document_end)
+    results, sizes = {}, vocab.token_sizes(config.model.document_end)
     for length in fit:
         reader: Scoring = model
         lengths = Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=config.eval_lengths.clamp_len)
         if windows:
             reader, lengths = Sliding(model, length, min(STRIDE, length)), Lengths(tgt_len=length, mem_len=0)
         segments = report_progress(loader, f"scoring with an attention length of {length:,}")
-        results.append(evaluate(reader, segments, lengths, precision=precision, unit=vocab.unit, token_sizes=sizes))
-    return Sweep(fit, results, description)
+        results[length] = evaluate(reader, segments, lengths, precision=precision, unit=vocab.unit, token_sizes=sizes)
+    return Sweep(results, description)

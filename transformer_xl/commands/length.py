@@ -42,26 +42,23 @@ class Length(ComparisonOptions):
             how = replace(own, max_tokens=self.max_tokens, batch_size=self.batch_size or own.batch_size)
             model = run.load().model
             found = sweep(model, run.config, group.split, lengths, group.vocab, how=how, precision=run.precision)
-            run.refuse_diverged(np.array([result.loss for result in found.results]))
+            run.refuse_diverged(np.array([result.loss for result in found.results.values()]))
             readings[name] = found.description
             results = []
-            for index, (attn_len, result) in enumerate(zip(found.attn_lens, found.results, strict=True)):
+            for attn_len, result in found.results.items():
                 results.append(result.to_json() | {"attn_len": attn_len})
-                notes = []
-                if index == found.best:
-                    notes.append("best")
-                if index == found.shortest:
-                    notes.append(close)
+                notes = ["best"] if attn_len == found.best else []
+                notes += [close] if attn_len == found.shortest else []
                 costs = [f"{result.headline[1]:.4f}", f"{result.loss:.4f}"]
                 counts = [f"{result.targets:,}", f"{result.tokens_per_second:,.0f}"]
                 rows.append([name, f"{attn_len:,}", *costs, *counts, ", ".join(notes)])
-            chosen = {"best": found.attn_lens[found.best], "shortest": found.attn_lens[found.shortest]}
+            chosen = {"best": found.best, "shortest": found.shortest}
             figures.append({"read": found.description} | chosen | {"results": results})
             trained = run.config.train.tgt_len + run.config.train.mem_len
-            marks = {found.attn_lens.index(trained): "trained"} if trained in found.attn_lens else {}
-            marks[found.shortest] = "as good as the best"
-            marks[found.best] = "best"  # a point has one mark; later ones replace earlier ones
-            curves[name] = Curve(np.array(found.attn_lens), np.array(found.figures), marks=marks)
+            marks = {trained: "trained"} if trained in found.results else {}
+            marks |= {found.shortest: "as good as the best", found.best: "best"}  # of one point the last counts
+            x, y = (np.array(list(each)) for each in (found.figures.keys(), found.figures.values()))
+            curves[name] = Curve(x, y, marks=marks)
         facts, folder = {"tolerance": TOLERANCE} | group.facts(figures), self.out or group.runs[0].path / "length"
         write_whole(folder / "length.json", json.dumps(facts, indent=1) + "\n")
         title = "attention length in tokens"
