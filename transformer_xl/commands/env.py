@@ -7,15 +7,12 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.settings import TrainConfig, TransformerXLConfig
 from ..mistake import Mistake
 from ..runtime.files import below_home
 from ..runtime.terminal import show_pairs
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -65,34 +62,28 @@ def check_cards() -> None:
     """
     import torch
 
-    from ..ops import choice
+    from ..ops import choice, testing
     from ..runtime.device import resolve_device
+    from ..runtime.files import write_whole
 
     first = resolve_device("auto")
     refusal = choice.triton_refusal(first, torch.float32, 64)
     if refusal:
         raise Mistake(f"--check needs a CUDA device and Triton: {refusal}. Leave --check out on this machine.")
-    cards, kinds = [torch.device("cuda", index) for index in range(torch.cuda.device_count())] or [first], set()
-    for device in cards:
-        if (file := choice.verdict_file(choice.card(device))) not in kinds:
-            kinds.add(file)
-            check_card(device)
+    files = set()
+    for device in [torch.device("cuda", index) for index in range(torch.cuda.device_count())] or [first]:
+        facts, start = choice.card(device), time.monotonic()
+        file = choice.verdict_file(facts)
+        if file in files:
+            continue
+        files.add(file)
+        print(f"Comparing the fused kernels with float64 on {facts['card']} ...", file=sys.stderr, flush=True)
+        why = testing.fault_of("triton", str(device))
+        found = {"why": why, "date": date.today().isoformat(), "seconds": round(time.monotonic() - start, 1)}
+        write_whole(file, json.dumps(facts | found, indent=2) + "\n")
+        ended = "They passed" if why is None else f"They failed ({why})"
+        print(f"{ended}, after {found['seconds']:.0f} s. Kept in {below_home(file)}.", file=sys.stderr)
     choice.read_verdict.cache_clear()
-
-
-def check_card(device: torch.device) -> None:
-    """Run the contract on this device, and keep the verdict."""
-    from ..ops import choice, testing
-    from ..runtime.files import write_whole
-
-    facts, start = choice.card(device), time.monotonic()
-    print(f"Comparing the fused kernels with float64 on {facts['card']} ...", file=sys.stderr, flush=True)
-    why = testing.fault_of("triton", str(device))
-    found = {"why": why, "date": date.today().isoformat(), "seconds": round(time.monotonic() - start, 1)}
-    file = choice.verdict_file(facts)
-    write_whole(file, json.dumps(facts | found, indent=2) + "\n")
-    ended = "They passed" if why is None else f"They failed ({why})"
-    print(f"{ended}, after {found['seconds']:.0f} s. Kept in {below_home(file)}.", file=sys.stderr)
 
 
 def _words(value: Any) -> str:
