@@ -43,7 +43,7 @@ class Convert:
         """Write a model to the new folder `--to`. After a mistake nothing is written."""
         from ..interop.hub import HUB, fetched
         from ..interop.reading import read_model
-        from ..run.checkpoint import save_checkpoint
+        from ..run.checkpoint import LoadedModel, save_checkpoint
         from ..runtime.files import remove_unfinished
 
         if self.to.exists():
@@ -56,7 +56,13 @@ class Convert:
             vocab = None if self.vocab is None else _vocab(self.vocab)
             source = fetched(self.source) if self.source.startswith(HUB) else self.source
             found = read_model(source, self.program, overrides, vocab=vocab)
-            loaded, report = found.build(), found.report
+            if found.vocab is None:
+                raise Mistake(
+                    "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, the "
+                    "transformer_xl_vocab.json of an exported folder, a text with a token per line, or the name of a "
+                    "corpus that `txl data` prepared as for its training."
+                )
+            loaded, report = LoadedModel(found.model, found.vocab, found.config), found.report
         if self.to_format is None:
             save_checkpoint(self.to, model=loaded.model, vocab=loaded.vocab, config=loaded.config, report=report)
         elif self.to_format == "onnx":

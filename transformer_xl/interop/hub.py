@@ -56,8 +56,7 @@ def local(path: str | Path) -> Path:
             if found.vocab is None:
                 convert = f"`txl convert {path} --from huggingface --vocab FILE --to DIR`"
                 raise Mistake(f"{path} must have a vocabulary, and has none. Run {convert}, and name DIR instead.")
-            model, vocab, config = found.build()
-            save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
+            save_checkpoint(folder, model=found.model, vocab=found.vocab, config=found.config, report=found.report)
     return folder
 
 

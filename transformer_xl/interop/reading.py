@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -18,7 +18,6 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake, listing, shortened
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
-from ..run.checkpoint import LoadedModel
 from ..run.parts import set_weights
 from .huggingface import read_huggingface
 from .mapping import fill, shape_of
@@ -47,8 +46,7 @@ _KNOWN: Mapping[str, object] = {
 """The stated settings that are used, by the original's names, and their types. All others follow from the arrays."""
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(NamedTuple):
     """A converted checkpoint: settings, model, the vocabulary if the source has one, and a report on the arrays."""
 
     config: RunConfig
@@ -56,20 +54,6 @@ class Imported:
     """In eval mode, in float64 if an array is, otherwise in float32."""
     vocab: Vocab | None
     report: list[str]
-
-    def build(self) -> LoadedModel:
-        """The model, vocabulary and settings, as in `load_model`.
-
-        Raises:
-            ValueError: the source has no vocabulary, and none was given.
-        """
-        if self.vocab is None:
-            raise Mistake(
-                "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, the "
-                "transformer_xl_vocab.json of an exported folder, a text with a token per line, or the name of a "
-                "corpus that `txl data` prepared as for its training."
-            )
-        return LoadedModel(self.model, self.vocab, self.config)
 
 
 def read_model(
