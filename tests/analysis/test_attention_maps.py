@@ -7,6 +7,7 @@ import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -170,7 +171,8 @@ def test_averages_equal_those_of_all_maps_at_once():
 def test_segments_and_blocks_do_not_change_an_average(tgt_len: int, block: int, length: int):
     model, ids = small_model(n_layer=2, pre_lnorm=True), text(1, length)[0].numpy()
     one = averaged(model, ids, Lengths(tgt_len=7, mem_len=5, attn_len=6))
-    the_same(averaged(model, ids, Lengths(tgt_len=tgt_len, mem_len=5, attn_len=6), block=block), one)
+    with patch("transformer_xl.analysis.attention.BLOCK", block):
+        the_same(averaged(model, ids, Lengths(tgt_len=tgt_len, mem_len=5, attn_len=6)), one)
 
 
 def test_averages_sum_over_rows():

@@ -83,10 +83,10 @@ def seen_by_distance(
 
 
 @contextmanager
-def watch_attention(model: TransformerXL, see: Callable[[Maps], None], *, block: int = BLOCK) -> Iterator[None]:
+def watch_attention(model: TransformerXL, see: Callable[[Maps], None]) -> Iterator[None]:
     """Inside the block, each call of the model passes the maps of all layers to `see`, in blocks of queries."""
     hooks = [
-        layer.register_forward_pre_hook(_hook(number, see, block), with_kwargs=True)
+        layer.register_forward_pre_hook(_hook(number, see), with_kwargs=True)
         for number, layer in enumerate(attending_layers(model))
     ]
     try:
@@ -106,7 +106,7 @@ def attending_layers(model: TransformerXL) -> list[DecoderLayer]:
     )
 
 
-def _hook(layer: int, see: Callable[[Maps], None], block: int) -> Callable[..., None]:
+def _hook(layer: int, see: Callable[[Maps], None]) -> Callable[..., None]:
     def before(module: DecoderLayer, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         x, past, positions = given
         q, k, _ = module.attention.heads(x, past)
@@ -115,17 +115,17 @@ def _hook(layer: int, see: Callable[[Maps], None], block: int) -> Callable[..., 
         exact = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             inputs = [tensor.to(exact) for tensor in (q, k, r, u, v)]
-            for maps in _blocks(layer, inputs, block=block, **named):
+            for maps in _blocks(layer, inputs, **named):
                 see(maps)
 
     return before
 
 
-def _blocks(layer: int, inputs: list[Tensor], *, attn_len: int | None, first: First, block: int) -> Iterator[Maps]:
+def _blocks(layer: int, inputs: list[Tensor], *, attn_len: int | None, first: First) -> Iterator[Maps]:
     q, k, r, u, v = inputs
     B, H, T, _ = q.shape
     memory = k.shape[2] - T
-    size = max(1, block // (len(KINDS) * B * H * k.shape[2]))
+    size = max(1, BLOCK // (len(KINDS) * B * H * k.shape[2]))
     for start in range(0, T, size):
         part = q[:, :, start : start + size]
         queries, keys = part.shape[2], memory + start + part.shape[2]
@@ -174,7 +174,6 @@ def average_attention(
     *,
     context_len: int = 0,
     precision: str = "fp32",
-    block: int = BLOCK,
 ) -> AverageAttention:
     """The average over all queries whose target is scored; the memory continues from segment to segment. A `loader`
     without memory may repeat `context_len` tokens before each segment."""
@@ -201,7 +200,7 @@ def average_attention(
             counts[:S] += (seen & counted.to(host)).sum((0, 1, 2))
 
     reader = model.for_inference(precision)
-    with torch.no_grad(), autocast(precision, device), watch_attention(reader, add, block=block):
+    with torch.no_grad(), autocast(precision, device), watch_attention(reader, add):
         for segment in loader:
             memory = reader.empty_memory(len(segment.ids), lengths) if memory is None else memory
             memory = memory if segment.reset is None else memory.reset(segment.reset)
