@@ -12,7 +12,6 @@ import hashlib
 import lzma
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -68,9 +67,8 @@ class Demo:
         if self.out is not None:
             Run(self.out).refuse()
         corpus = library_corpus()
-        with ExitStack() as stack:
-            folder = self.out or cache_folder() / "demo" / "run"
-            stack.enter_context(lock_folder(folder))
+        folder = self.out or cache_folder() / "demo" / "run"
+        with lock_folder(folder):
             if self.out is None:
                 empty_folder(folder)
             seconds = 60 * self.minutes
