@@ -30,6 +30,7 @@ from ..config.settings import Lengths, RunConfig
 from ..config.shape import RECURRENT
 from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
+from ..run.trained import TrainedRun
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
 
@@ -179,6 +180,22 @@ def feeding_of(config: RunConfig, longest: int) -> tuple[Lengths, str]:
     elif clamp is not None:
         description += f", distances beyond {clamp:,} count as {clamp:,}"
     return Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp), description
+
+
+def losses_of(
+    run: TrainedRun,
+    ids: Integer[np.ndarray, " N"],
+    positions: Int[np.ndarray, " P"],
+    contexts: Int[np.ndarray, " L"],
+    batch_size: int,
+) -> tuple[Float[np.ndarray, "L P"], str]:
+    """The losses of a run, which must be finite, and a description of how its model reads. Afterwards the model is not
+    in memory."""
+    lengths, description = feeding_of(run.config, int(contexts.max()))
+    model, precision = run.load().model, run.precision
+    found = true_losses(model, ids, positions, contexts, lengths, batch_size=batch_size, precision=precision)
+    run.refuse_diverged(found)
+    return found, description
 
 
 def true_losses(

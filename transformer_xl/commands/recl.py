@@ -15,9 +15,6 @@ from ..runtime.terminal import show_pairs, show_table
 from .shared import Comparison, ComparisonOptions, Precision
 
 if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Float, Int
-
     from ..analysis import recl as measures
 
 
@@ -61,7 +58,8 @@ class Recl(ComparisonOptions):
             len(split.ids), self.positions, step=step, longest=longest, seed=seed, documents=documents
         )
         contexts = np.arange(step, longest + 1, step)
-        losses, readings = _losses(group, self, contexts, targets)
+        found = [measures.losses_of(run, split.ids, targets, contexts, self.batch_size) for run in group.runs]
+        losses, readings = np.stack([each for each, _ in found]), [reading for _, reading in found]
         draws = measures.resample(targets, longest, seed)
         shares = [measures.measure(losses, contexts, share, draws) for share in self.r]
         mean, interval = measures.mean_losses(losses, draws)
@@ -88,27 +86,6 @@ class Recl(ComparisonOptions):
             heading = f"RECL on {group.split.title}: {self.positions:,} positions, threshold {measures.THRESHOLD:g}"
             _show_recl(heading, group, facts, shares)
             print(f"{'Pictures and arrays' if paths else 'Arrays'} are in {folder}.")
-
-
-def _losses(
-    group: Comparison, options: Recl, contexts: Int[np.ndarray, " L"], targets: Int[np.ndarray, " P"]
-) -> tuple[Float[np.ndarray, "I L P"], list[str]]:
-    """The losses of each run, and a description of how it reads. One model is in memory at a time."""
-    import numpy as np
-
-    from ..analysis import recl as measures
-
-    losses, readings = [], []
-    ids, size = group.split.ids, options.batch_size
-    for run in group.runs:
-        lengths, description = measures.feeding_of(run.config, options.max_context)
-        model = run.load().model
-        found = measures.true_losses(model, ids, targets, contexts, lengths, batch_size=size, precision=run.precision)
-        del model  # before the next one is loaded
-        run.refuse_diverged(found)
-        losses.append(found)
-        readings.append(description)
-    return np.stack(losses), readings
 
 
 def _as_json(found: measures.ReclResult, names: Sequence[str]) -> dict[str, Any]:
