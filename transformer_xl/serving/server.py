@@ -24,11 +24,9 @@ CONNECTIONS, SPARE = 512, 128
 class Connection(H11Protocol):
     """A connection of uvicorn's that is closed if there are too many: idle ones would use up all files."""
 
-    most: int = CONNECTIONS
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most:
+        if len(self.connections) > connection_limit():
             transport.close()
 
 
@@ -53,7 +51,7 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
         logging.getLogger(name).setLevel(logging.ERROR)  # what clients do wrong is told to them
     config = uvicorn.Config(
         app,
-        http=type("LimitedConnection", (Connection,), {"most": connection_limit()}),
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
