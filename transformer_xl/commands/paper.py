@@ -13,11 +13,11 @@ from tyro.conf import Positional, arg
 
 from ..config.problems import Problems
 from ..mistake import Mistake, did_you_mean
+from ..paper.exhibits import SIZES, Exhibit, exhibits
 from ..runtime.terminal import show_table
 from .shared import Sizes
 
 if TYPE_CHECKING:
-    from ..paper.exhibits import Exhibit
     from ..paper.measures import Results
 
 
@@ -50,7 +50,6 @@ class Paper:
 
     def run(self) -> None:
         from ..paper import show
-        from ..paper.exhibits import SIZES, exhibits
 
         known = exhibits()
         asked = [each.name for each in fields(self) if each.name not in ("exhibit", "size")]
@@ -96,7 +95,6 @@ class Paper:
 def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"]) -> None:
     """Train the models of an exhibit that are missing, measure, and write the table."""
     from ..paper import show
-    from ..paper.exhibits import SIZES
     from ..paper.measures import MEASURES
     from ..paper.study import Study
     from ..runtime.files import remove_folder, write_whole

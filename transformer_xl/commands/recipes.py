@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 
 from ..config import recipe as recipes
 from ..config.settings import TransformerXLConfig
+from ..paper.exhibits import published
 from ..runtime.terminal import show_table
 
 
@@ -71,8 +72,6 @@ def count_parameters(config: TransformerXLConfig) -> int:
 
 def read_results() -> dict[str, Any]:
     """The published and own test results of the packaged recipes, as text."""
-    from ..paper.exhibits import published
-
     own = tomllib.loads(Path(recipes.__file__).with_name("results.toml").read_text(encoding="utf-8"))
     results: dict[str, Any] = {recipe: {"published": figure} for recipe, figure in published().items()}
     for recipe, figures in own.items():
