@@ -148,11 +148,6 @@ def _softmax(config: TransformerXLConfig, rows: int, tail_rows: Sequence[float],
         yield from _product(f"softmax {band}", 1, count, embed, tokens, 1, *both)
 
 
-def optimizer_bytes(config: TransformerXLConfig) -> int:
-    """Bytes that an Adam step over all weights reads and writes, in fp32."""
-    return 7 * 4 * weights(config)
-
-
 def weights(config: TransformerXLConfig) -> int:
     """The number of weights in the matrices; norms, biases and tables of n-grams, of which a step uses a few rows, are
     left out."""
@@ -166,8 +161,16 @@ def weights(config: TransformerXLConfig) -> int:
     return config.n_layer * layer + tables + ngrams + (config.d_model * sum(widths) if projected else 0)
 
 
-def token_bytes(config: TransformerXLConfig, batch: int, mem_len: int, precision: str) -> int:
-    """Bytes that one generated token of each row reads: weights except `position`, keys, values and position table."""
+def least_work(part: str, config: TransformerXLConfig, work: Work, precision: str) -> tuple[list[Product], int]:
+    """The products of one unit of a part, and the bytes that it reads and writes besides: in training, in fp32.
+
+    A token that is generated (any other part than train and eval) reads the weights except `position`, the keys and
+    values of each row, and the position table.
+    """
+    if part in ("train", "eval"):
+        training = part == "train"
+        return products(config, work, training=training), 7 * 4 * weights(config) if training else 0
     inside, size = config.n_head * config.d_head, 4 if precision == "fp32" else 2
+    keys = work.mem_len + 1 if work.attn_len is None else work.attn_len
     read = weights(config) - config.n_layer * config.d_model * inside
-    return size * (read + config.n_layer * inside * (mem_len + 1) * (2 * batch + 1))
+    return [], size * (read + config.n_layer * inside * keys * (2 * work.batch + 1))

@@ -35,7 +35,7 @@ from transformer_xl.train.step import Trainer
 from . import bound
 from .measure import first_step, peak_memory, restart_peak, seconds_each
 from .options import Options
-from .rates import least_seconds, least_token_seconds
+from .rates import Bandwidth, Products
 
 
 class Unit(NamedTuple):
@@ -161,13 +161,16 @@ def _generation(config: RunConfig) -> Unit:
 
 def _bound(part: str, config: RunConfig, unit: Unit) -> Callable[[], float] | None:
     """A function that measures the minimum time of a unit; None for a baseline and for generation without memory."""
-    lengths, how = unit.lengths, (config.train.precision, config.train.device)
-    if config.model.kind != "transformer-xl" or (part == "generate" and not lengths.mem_len):
+    model, lengths, precision, device = config.model, unit.lengths, config.train.precision, config.train.device
+    if model.kind != "transformer-xl" or (part == "generate" and not lengths.mem_len):
         return None
-    work = bound.expected_work(config.model, unit.batch, lengths.tgt_len, lengths.mem_len, lengths.attn_len)
-    if part == "generate":
-        return least_token_seconds(config.model, work, *how)
-    return least_seconds(config.model, work, *how, training=part == "train")
+    work = bound.expected_work(model, unit.batch, lengths.tgt_len, lengths.mem_len, lengths.attn_len)
+    listed, moved = bound.least_work(part, model, work, precision)
+    products = Products({"device": device, "precision": precision, "products": listed})
+    if not moved:
+        return products.seconds
+    bandwidth = Bandwidth({"device": device})
+    return lambda: products.seconds() + moved * bandwidth.seconds()
 
 
 PARTS = {"train": _training_steps, "eval": _evaluation, "generate": _generation}

@@ -102,10 +102,11 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     pieces = [2 * work.tgt_len] * 2 if work.tgt_len < 16 else [work.tgt_len] * 2
     differences = check_same(same, reference, [16] + [1] * 8 if part == "decode" else pieces)
 
-    bounds = Bounds(part, options, config, work, pool)
-    runners: dict[str, Prepared] = {**ready, **bounds.runners}
-    timings = race(runners, options.repeats, turn_seconds=options.turn_seconds)
-    least = {precision: bounds.seconds(timings, precision) for precision in options.precisions}
+    limits = {p: bound.least_work(part, config.model, work, p) for p in options.precisions}
+    rates = _rates(options, limits[options.precisions[0]][0], pool)
+    timings = race(ready | rates, options.repeats, turn_seconds=options.turn_seconds)
+    per_byte = timings["bandwidth fp32"].median
+    least = {p: timings[f"products {p}"].median + moved * per_byte for p, (_, moved) in limits.items()}
     tokens = work.batch * work.tgt_len
     rows = []
     for contender in contenders:
@@ -120,9 +121,15 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
         _row("bound", precision, Timing(seconds, seconds, seconds), tokens, timings[reference].median)
         for precision, seconds in least.items()
     ]
-    bandwidth = 1e-9 / timings["bandwidth fp32"].median
-    about = {"flop_per_token": bounds.flop / tokens, "bytes": bounds.bytes, "gigabytes_per_second": bandwidth}
-    case = {**sizes, **about, "reference": reference, "rows": rows, "refused": refused}
+    case = {
+        **sizes,
+        "flop_per_token": sum(p.flop for p in bound.products(config.model, work, training=part == "train")) / tokens,
+        "bytes": {p: moved for p, (_, moved) in limits.items()},
+        "gigabytes_per_second": 1e-9 / per_byte,
+        "reference": reference,
+        "rows": rows,
+        "refused": refused,
+    }
     _print_case(part, options, case)
     return case
 
@@ -157,25 +164,11 @@ def _print_case(part: str, options: Options, case: dict[str, Any]) -> None:
     show("\n".join(notes), _COLUMNS, case["rows"])
 
 
-class Bounds:
-    """Measures the least possible time of a case, by runners that take turns with the contenders."""
-
-    def __init__(self, part: str, options: Options, config: RunConfig, work: bound.Work, pool: Pool) -> None:
-        self.part, model = part, config.model
-        self.products = bound.products(model, work, training=part == "train")
-        self.flop = sum(product.flop for product in self.products)
-        self.bytes = {p: bound.token_bytes(model, work.batch, work.mem_len, p) for p in options.precisions}
-        if part != "decode":
-            self.bytes = dict.fromkeys(options.precisions, bound.optimizer_bytes(model) if part == "train" else 0)
-        device = options.torch_device
-        self.runners: dict[str, Prepared] = {}
-        for precision in options.precisions if part != "decode" else ():
-            task = {"device": device, "precision": precision, "products": self.products}
-            self.runners |= pool.prepare_rate(f"products {precision}", "Products", task)
-        large = {"device": device, "bytes": 10**6 if options.toy else 1 << 29}
-        self.runners |= pool.prepare_rate("bandwidth fp32", "Bandwidth", large)
-
-    def seconds(self, timings: Mapping[str, Timing], precision: str) -> float:
-        """The least time of one unit of work."""
-        products = 0.0 if self.part == "decode" else timings[f"products {precision}"].median
-        return products + self.bytes[precision] * timings["bandwidth fp32"].median
+def _rates(options: Options, products: list[bound.Product], pool: Pool) -> dict[str, Prepared]:
+    """What the bound is computed from: it takes turns with the contenders."""
+    found, device = dict[str, Prepared](), options.torch_device
+    for precision in options.precisions:
+        task = {"device": device, "precision": precision, "products": products}
+        found |= pool.prepare_rate(f"products {precision}", "Products", task)
+    large = {"device": device, "bytes": 10**6 if options.toy else 1 << 29}
+    return found | pool.prepare_rate("bandwidth fp32", "Bandwidth", large)

@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config.settings import TransformerXLConfig
 from transformer_xl.runtime.device import PRECISIONS
 
-from . import bound
 from .measure import seconds_each
 
 _SECONDS = 0.01
@@ -63,24 +61,3 @@ class Bandwidth:
 
     def seconds(self) -> float:
         return min(seconds_each(self.array.sum, 1) for _ in range(3)) / (self.array.numel() * 4)
-
-
-def least_seconds(
-    config: TransformerXLConfig, work: bound.Work, precision: str, device: str, *, training: bool
-) -> Callable[[], float]:
-    """A function that measures the bound of a segment: its products and, in training, the bytes of an Adam step."""
-    listed = bound.products(config, work, training=training)
-    products = Products({"device": device, "precision": precision, "products": listed})
-    if not training:
-        return products.seconds
-    bandwidth, moved = Bandwidth({"device": device}), bound.optimizer_bytes(config)
-    return lambda: products.seconds() + moved * bandwidth.seconds()
-
-
-def least_token_seconds(
-    config: TransformerXLConfig, work: bound.Work, precision: str, device: str
-) -> Callable[[], float]:
-    """A function that measures the bound of one generated token of each row: reading weights and cache once."""
-    keys = work.mem_len if work.attn_len is None else work.attn_len - 1
-    count, bandwidth = bound.token_bytes(config, work.batch, keys, precision), Bandwidth({"device": device})
-    return lambda: count * bandwidth.seconds()
