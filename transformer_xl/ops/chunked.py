@@ -9,8 +9,7 @@ A block's position term is a product with the encodings of its distances. A view
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -65,6 +64,11 @@ class _Block(NamedTuple):
         """This block's part of `H B L K` as `G l K`, where G is the number of heads times rows."""
         return x[self.heads, self.rows, along].flatten(0, 1)
 
+    def distances(self, r: Tensor, mask: Mask) -> slice:
+        """The rows of `r`, which ends at distance -`mask.ahead`, that this block needs, with spare ones in front."""
+        end = r.shape[1] - mask.ahead + self.ahead
+        return slice(end - next_multiple(self.memory + self.queries.stop - self.queries.start + self.ahead), end)
+
     def by_head(self, x: Tensor) -> Tensor:
         """The block's queries of `H B L K` as `h l K`: all rows of a head in one axis."""
         return x[self.heads, self.rows, self.queries].flatten(1, 2)
@@ -75,7 +79,8 @@ class _Block(NamedTuple):
         target.copy_(part.view_as(target))
 
 
-def _blocks(H: int, B: int, T: int, S: int, mask: Mask) -> Iterator[_Block]:
+def _blocks(q: Tensor, k: Tensor, mask: Mask) -> Iterator[_Block]:
+    (H, B, T, _), S = q.shape, k.shape[2]
     t, attn_len = min(T, QUERIES), mask.attn_len
     # So many pairs of a head and a row fit: all rows of several heads, or some rows of one head.
     fit = max(1, SCORES // (t * (S if attn_len is None else min(S, t + attn_len - 1 + mask.ahead))))
@@ -103,10 +108,11 @@ class _ChunkedAttention(torch.autograd.Function):
         ctx.save_for_backward(content_q, position_q, k, v, r)
         ctx.options = options
         out = torch.empty_like(content_q)
-        work = _Work(content_q, position_q, k, r, options)
-        for number, block in enumerate(work.blocks):
-            probability = work.apply_dropout(work.probability(block), work.keep(block, number))
-            block.put(torch.bmm(probability, block.cut(v, block.keys)), out)
+        for number, block in enumerate(_blocks(content_q, k, mask)):
+            probability, _ = _probability(block, content_q, position_q, k, r, mask)
+            keep = _keep(probability, options, number)
+            used = probability if keep is None else probability.mul_(keep)
+            block.put(torch.bmm(used, block.cut(v, block.keys)), out)
         out = out if options.dropout_p == 0 else out.mul_(1 / (1 - options.dropout_p))
         return without_padding(out, k.shape[2] - out.shape[2], mask)
 
@@ -118,85 +124,46 @@ class _ChunkedAttention(torch.autograd.Function):
         d_out = without_padding(d_out / (1 - ctx.options.dropout_p), k.shape[2] - d_out.shape[2], mask)
         d_content_q, d_position_q = torch.empty_like(content_q), torch.empty_like(position_q)
         d_k, d_v, d_r = (x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v, r))
-        work = _Work(content_q, position_q, k, r, ctx.options)
-        for number, block in enumerate(work.blocks):
+        for number, block in enumerate(_blocks(content_q, k, mask)):
             d_attended, content = block.cut(d_out, block.queries), block.cut(content_q, block.queries)
-            position = block.by_head(position_q)
-            keys = block.heads, block.rows, block.keys
+            keys, distances = (block.heads, block.rows, block.keys), block.distances(r, mask)
 
-            probability, keep = work.probability(block), work.keep(block, number)
-            d_probability = work.buffer("score", probability.shape)
-            torch.bmm(d_attended, block.cut(v, block.keys).mT, out=d_probability)
-            used = work.apply_dropout(probability, keep)
+            probability, product = _probability(block, content_q, position_q, k, r, mask)
+            keep = _keep(probability, ctx.options, number)
+            d_probability = torch.bmm(d_attended, block.cut(v, block.keys).mT)
+            used = probability
             if keep is not None:
-                d_probability.mul_(keep)
+                used, d_probability = probability * keep, d_probability.mul_(keep)
             d_v[keys] += torch.bmm(used.mT, d_attended).view_as(d_v[keys])
-            d_score = work.buffer("d_score", probability.shape)
+            d_score = d_probability  # in place, because the system allocates tensors of this size anew in each block
             torch.ops.aten._softmax_backward_data.out(d_probability, probability, -1, k.dtype, grad_input=d_score)
             block.put(torch.bmm(d_score, block.cut(k, block.keys)), d_content_q)
             d_k[keys] += torch.bmm(d_score.mT, content).view_as(d_k[keys])
-            d_product = work.product(block)  # 0 at distances that no key of the block has
-            shifted_view(d_product.zero_(), d_score.shape, block.memory, block.ahead).copy_(d_score)
-            distances = work.distances(block)
-            block.put(torch.bmm(d_product, r[block.heads, distances]), d_position_q)
-            d_r[block.heads, distances] += torch.bmm(d_product.mT, position)
+            product.zero_()  # 0 at distances that no key of the block has
+            shifted_view(product, d_score.shape, block.memory, block.ahead).copy_(d_score)
+            block.put(torch.bmm(product, r[block.heads, distances]), d_position_q)
+            d_r[block.heads, distances] += torch.bmm(product.mT, block.by_head(position_q))
         d_r = d_r[:, -k.shape[2] - mask.ahead :]
         return d_content_q, d_position_q, d_k.to(k.dtype), d_v.to(v.dtype), d_r.to(r.dtype), None
 
 
-class _Work:
-    """Computes the probabilities of one block after another, in a few buffers that all blocks use."""
+def _probability(
+    block: _Block, content_q: Tensor, position_q: Tensor, k: Tensor, r: Tensor, mask: Mask
+) -> tuple[Tensor, Tensor]:
+    """The block's probabilities, `G t s`, and the product of its queries and its distances, `h n w`."""
+    score = torch.bmm(block.cut(content_q, block.queries), block.cut(k, block.keys).mT)
+    product = torch.bmm(block.by_head(position_q), r[block.heads, block.distances(r, mask)].mT)
+    # torch.compile would write code for each block, for minutes; it stops at the offset, which is no tensor
+    score += shifted_view(product, score.shape, block.memory, block.ahead, int(product.storage_offset()))
+    own = mask.part(block.keys.start, block.rows, block.queries)
+    if own.first is not None and own.first.max() <= 0:  # it hides none of the block's keys
+        own = own._replace(first=None)
+    hide_scores(score.unflatten(0, (product.shape[0], -1)), block.memory, own)
+    return torch.softmax(score, -1, out=score), product
 
-    def __init__(self, content_q: Tensor, position_q: Tensor, k: Tensor, r: Tensor, options: _Options):
-        self.content_q, self.position_q, self.k, self.r, self.options = content_q, position_q, k, r, options
-        H, B, T, _ = content_q.shape
-        self.blocks = tuple(_blocks(H, B, T, k.shape[2], options.mask))
-        self._buffers: dict[str, Tensor] = {}
 
-    def buffer(self, name: str, shape: Sequence[int]) -> Tensor:
-        """A buffer of this shape; the previous one of this name is overwritten."""
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < prod(shape):
-            buffer = self._buffers[name] = self.k.new_empty(prod(shape))
-        return buffer[: prod(shape)].view(shape)
-
-    def distances(self, block: _Block) -> slice:
-        """The rows of `r` that a block needs, with spare ones in front."""
-        # The table ends at distance -mask.ahead, and those of the block at -block.ahead.
-        end = self.r.shape[1] - self.options.mask.ahead + block.ahead
-        return slice(end - next_multiple(block.memory + block.queries.stop - block.queries.start + block.ahead), end)
-
-    def product(self, block: _Block) -> Tensor:
-        """A buffer of each head for the product of a block's queries and its distances."""
-        heads, rows, queries, distances = (
-            part.stop - part.start for part in (block.heads, block.rows, block.queries, self.distances(block))
-        )
-        return self.buffer("product", (heads, rows * queries, distances))
-
-    def probability(self, block: _Block) -> Tensor:
-        """The block's probabilities, `G t s`."""
-        content, k = block.cut(self.content_q, block.queries), block.cut(self.k, block.keys)
-        score = torch.bmm(content, k.mT, out=self.buffer("score", (len(content), content.shape[1], k.shape[1])))
-        product = self.product(block)
-        torch.bmm(block.by_head(self.position_q), self.r[block.heads, self.distances(block)].mT, out=product)
-        # torch.compile cannot compile these buffers, and stops at the offset, which is no tensor
-        score += shifted_view(product, score.shape, block.memory, block.ahead, int(product.storage_offset()))
-        rows = product.shape[1] // score.shape[1]
-        mask = self.options.mask.part(block.keys.start, block.rows, block.queries)
-        if mask.first is not None and mask.first.max() <= 0:  # it hides none of the block's keys
-            mask = mask._replace(first=None)
-        hide_scores(score.unflatten(0, (-1, rows)), block.memory, mask)
-        return torch.softmax(score, -1, out=self.buffer("probability", score.shape))
-
-    def apply_dropout(self, probability: Tensor, keep: Tensor | None) -> Tensor:
-        if keep is None:
-            return probability
-        return torch.mul(probability, keep, out=self.buffer("d_score", probability.shape))
-
-    def keep(self, block: _Block, number: int) -> Tensor | None:
-        """The block's dropout mask, which is the same in forward and backward."""
-        if not self.options.dropout_p:
-            return None
-        shape = (len(block.cut(self.k, block.keys)), *(part.stop - part.start for part in (block.queries, block.keys)))
-        generator = torch.Generator().manual_seed(self.options.seed + number)
-        return keep_mask(shape, self.options.dropout_p, generator)
+def _keep(probability: Tensor, options: _Options, number: int) -> Tensor | None:
+    """The block's dropout mask, which is the same in forward and backward."""
+    if not options.dropout_p:
+        return None
+    return keep_mask(probability.shape, options.dropout_p, torch.Generator().manual_seed(options.seed + number))
