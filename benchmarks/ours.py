@@ -18,7 +18,8 @@ from transformer_xl.model.memory import Memory
 from transformer_xl.model.step import Step, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import relative_attention
-from transformer_xl.runtime.device import prepare_process
+from transformer_xl.ops.testing import Case, make_inputs
+from transformer_xl.runtime.device import PRECISIONS, prepare_process
 from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import train_step
 
@@ -112,19 +113,7 @@ class Op:
 
 def op_inputs(job: dict[str, Any]) -> dict[str, Any]:
     """Unit normal arguments of the op; they require gradients if the job has a backward pass."""
-    dtype = torch.bfloat16 if job["precision"] == "bf16" else torch.float32
-    batch, heads, size, queries = job["batch"], job["heads"], job["head_size"], job["tgt_len"]
-    keys = queries + job["mem_len"]
-    torch.manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=job["device"]).to(dtype).requires_grad_(job["backward"])
-
-    return {
-        "q": draw(batch, heads, queries, size),
-        "k": draw(batch, heads, keys, size),
-        "v": draw(batch, heads, keys, size),
-        "r": draw(heads, keys, size),
-        "content_bias": draw(heads, size),
-        "position_bias": draw(heads, size),
-    }
+    batch, heads, head_size = job["batch"], job["heads"], job["head_size"]
+    case = Case(job["tgt_len"], job["mem_len"], batch=batch, heads=heads, head_size=head_size)
+    drawn = make_inputs(case, PRECISIONS[job["precision"]], job["device"])
+    return {name: x.detach().contiguous().requires_grad_(job["backward"]) for name, x in drawn.items()}

@@ -34,10 +34,6 @@ class Contender(NamedTuple):
     def key(self) -> str:
         return f"{self.label} {self.precision}"
 
-    def request(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The request that prepares the contender in a process."""
-        return {"key": self.key, "module": self.module, "name": self.name, "job": job}
-
 
 class Process:
     """A running `benchmarks.worker`."""
@@ -135,7 +131,7 @@ class Pool:
         ready = {}
         for contender, job in jobs.items():
             process = self._process(contender)
-            answer = process.ask("prepare", **contender.request(job))
+            answer = process.ask("prepare", key=contender.key, module=contender.module, name=contender.name, job=job)
             if "refused" in answer:
                 refused[contender.key] = answer["refused"]
             else:
@@ -144,9 +140,8 @@ class Pool:
 
     def prepare_rate(self, key: str, name: str, job: dict[str, Any]) -> dict[str, Prepared]:
         """Prepare a class of `benchmarks.rates`, which measures this machine; all share one process."""
-        rates = Contender("rates", "", "benchmarks.rates", name)
-        process = self._process(rates._replace(name=""))
-        process.ask("prepare", **rates.request(job) | {"key": key})
+        process = self._process(Contender("rates", "", "benchmarks.rates", name))
+        process.ask("prepare", key=key, module="benchmarks.rates", name=name, job=job)
         return {key: Prepared(process, key)}
 
     def release(self) -> None:
