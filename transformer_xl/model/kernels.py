@@ -135,6 +135,6 @@ def _weights(layer: DecoderLayer, own: Positions) -> list[Tensor]:
         *(feed_forward.norm.weight, feed_forward.norm.bias),
         *(feed_forward.inner.weight, feed_forward.inner.bias),
         *(feed_forward.outer.weight, feed_forward.outer.bias),
-        *(each.to(dtype).contiguous() for each in own),
+        *own,
         *([] if attention.qk_norm is None else [attention.qk_norm.to(dtype)]),
     ]

@@ -86,10 +86,9 @@ class VectorStep:
         self.slots: Tensor = torch.full_like(self.counts, length % self.window)
         self.rows: Tensor | None = None
         self.positions: list[Positions] = []
-        tables = zip(backbone.layers, backbone.positions(self.window, lengths.clamp_len, backbone.like), strict=True)
-        for layer, own in tables:
+        for own in backbone.positions(self.window, lengths.clamp_len, backbone.like):
             assert own is not None, "a packaged backbone has positions"
-            self.positions.append(own._replace(r=own.r.to(next(layer.attention.qkv.parameters()).dtype).contiguous()))
+            self.positions.append(Positions(*(each.to(self.rings[0].dtype).contiguous() for each in own)))
         self._readers: list[Callable[[Tensor, Tensor | None], Tensor]] = []
         """None before the first call. Selections share them."""
 
@@ -176,11 +175,7 @@ class VectorStep:
         if can_step(self.backbone, self.rings[0]):
             native = native_step(self.backbone, self.positions, head)
             return lambda x, rows: native(x[:, 0], *state, rows)
-        read = read_next
-        if can_fuse(self.backbone, self.rings[0]):
-            read, dtype = fused_step, self.rings[0].dtype
-            # The step keeps them, because a graph reads them.
-            self.positions[:] = [Positions(*(each.to(dtype).contiguous() for each in own)) for own in self.positions]
+        read = fused_step if can_fuse(self.backbone, self.rings[0]) else read_next
         read = partial(read, self.backbone, self.positions, *state)
 
         def run(x: Tensor) -> Tensor:
