@@ -9,7 +9,6 @@ Gradients of n-grams, which training on one GPU keeps sparse, are counted as den
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
@@ -61,7 +60,7 @@ def add_guard(kind: str = "CUDA") -> None:
     """
     if kind == "CUDA" and (torch.version.cuda or torch.version.hip):
         return
-    compiler = next(filter(None, map(shutil.which, native.COMPILERS)), None)
+    compiler = native.compiler()
     if compiler is None:
         raise Mistake("launches needs a C++ compiler. Install g++ or clang++.")
     torch_home = Path(torch.__file__).parent
