@@ -130,6 +130,6 @@ def test_the_client_that_keeps_most_loses_its_oldest_text_first() -> None:
 def test_a_kept_text_has_no_encoded_distances() -> None:
     text, texts = past(), Sessions(seconds=10, most_bytes=1 << 20)
     text.cache.positions, text.cache.reach = [None, None], 4
-    texts.add("a", text)
+    texts.add("a", text.to_keep())
     kept = texts.get("a")
     assert kept is not None and kept.tail == text.tail and kept.cache.reach == len(kept.cache.positions) == 0

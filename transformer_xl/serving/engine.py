@@ -204,7 +204,7 @@ class Engine:
 
     def _begin(self, job: Job, cache: KVCache) -> None:
         """Put the continuations of a prompt that was read where they wait for a row."""
-        past = Past(cache, job.tail, job.lengths) if job.store and not job.max_tokens else None
+        past = Past(cache, job.tail, job.lengths).to_keep() if job.store and not job.max_tokens else None
         for index, generator in enumerate(job.sampling.generators(job.n)):
             writer = TokenText(self.vocab, np.array(job.tail), job.sampling.stop)
             if job.max_tokens:
@@ -314,7 +314,7 @@ class Engine:
         holder.job.emit(Wrote(holder.index, token, text, log_prob, top))
         if holder.writer.ended or holder.written == holder.job.max_tokens:
             job, reason = holder.job, "stop" if holder.writer.ended else "length"
-            past = Past(self._step.take(row), holder.tail, job.lengths) if job.store else None
+            past = Past(self._step.take(row), holder.tail, job.lengths).to_keep() if job.store else None
             self._writing[row] = None
             job.emit(Ended(holder.index, holder.writer.close(), reason, past))
 

@@ -28,6 +28,10 @@ class Past(NamedTuple):
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.cache.buffers)
 
+    def to_keep(self) -> Past:
+        """The text without encoded distances."""
+        return self._replace(cache=replace(self.cache, positions=(), reach=0))
+
 
 def reach_of(lengths: Lengths) -> int:
     """The number of earlier positions that a token sees if the text is read one token at a time."""
@@ -68,8 +72,7 @@ class Sessions:
             return sum(map(len, self._texts.values()))
 
     def add(self, name: str, past: Past, owner: str = "", client: str = "") -> None:
-        """Keep a text, without encoded distances, under an id that nobody can guess, unless it alone is too large."""
-        past = past._replace(cache=replace(past.cache, positions=(), reach=0))
+        """Keep a text of `Past.to_keep` under an id that nobody can guess, unless it alone is too large."""
         nbytes = max(past.nbytes, LEAST)
         with self._lock:
             if nbytes <= self.most_bytes:
