@@ -46,6 +46,15 @@ _BEGINNINGS = 4
 
 
 @dataclass(eq=False)
+class Reading:
+    """A prompt of which the first `done` tokens have been read."""
+
+    job: Job
+    state: KVCache | None = None
+    done: int = 0
+
+
+@dataclass(eq=False)
 class Writing:
     """A continuation: in a row, or with the past that it takes into one."""
 
@@ -91,7 +100,7 @@ class Engine:
         self.counts: dict[str, float] = {"tokens_read": 0, "tokens_written": 0, "steps": 0, "step_seconds": 0.0}
         self._wake = threading.Condition()
         self._queue: Turns[Job] = Turns(lambda job: job.client)
-        self._reading: Turns[Job] = Turns(lambda job: job.client)
+        self._reading: Turns[Reading] = Turns(lambda reading: reading.job.client)
         self._ready: Turns[Writing] = Turns(lambda holder: holder.job.client)
         self._writing: list[Writing | None] = [None] * rows
         self._lead = 0.0
@@ -170,8 +179,8 @@ class Engine:
         with self._wake:
             self._queue.keep(lambda job: not job.cancelled)
             while self._queue and begun(self._queue.first(begun).client) < self.rows // 2:
-                self._reading.add(self._queue.next(begun))
-        self._reading.keep(lambda job: not job.cancelled)
+                self._reading.add(Reading(self._queue.next(begun)))
+        self._reading.keep(lambda reading: not reading.job.cancelled)
         self._ready.keep(lambda holder: not holder.job.cancelled)
 
     def _read(self) -> None:
@@ -179,19 +188,20 @@ class Engine:
         if not self._reading or self._lead > 0:
             return
         started = time.perf_counter()
-        job = self._reading.first()
-        end, state = len(job.ids) - 1, job.state or self._state(job)
-        if job.done < end:
-            ids = job.ids[job.done : job.done + job.lengths.tgt_len + 1]
+        reading = self._reading.first()
+        job, end = reading.job, len(reading.job.ids) - 1
+        if reading.state is None:
+            reading.state = self._state(job)
+        if reading.done < end:
+            ids = job.ids[reading.done : reading.done + job.lengths.tgt_len + 1]
             window = torch.from_numpy(ids.astype("int64")).to(self.device)[None]
-            state = job.state = self._read_segment(job, window, state)
-            job.done += len(ids) - 1
+            reading.state = self._read_segment(job, window, reading.state)
+            reading.done += len(ids) - 1
             self.counts["tokens_read"] += len(ids) - 1
-        if job.done < end:
+        if reading.done < end:
             self._reading.add(self._reading.next())
         else:
-            self._begin(job, state.fork())
-            job.state = None
+            self._begin(job, reading.state.fork())
             self._reading.next()  # only now: a job that is nowhere would never hear of an error
         synchronize(self.device)
         self._lead = time.perf_counter() - started
@@ -321,10 +331,10 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         """Drop all texts."""
         with self._wake:
-            jobs = [each.job for each in (*self._ready, *self._writing) if each is not None]
-            jobs += [*self._queue, *self._reading]
+            jobs = [each.job for each in (*self._reading, *self._ready, *self._writing) if each is not None]
+            jobs += self._queue
             self._queue.keep(lambda job: False)
-        self._reading.keep(lambda job: False)
+        self._reading.keep(lambda reading: False)
         self._ready.keep(lambda holder: False)
         self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):

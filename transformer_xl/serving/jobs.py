@@ -13,7 +13,6 @@ from jaxtyping import Float, Integer
 
 from ..config.settings import Lengths
 from ..evaluation.generate import Sampling
-from ..model.inference import KVCache
 from .sessions import Past
 
 Top = list[tuple[int, float]]
@@ -71,9 +70,6 @@ class Job:
     client: str = ""
     """Clients take turns."""
     cancelled: bool = field(default=False, init=False)
-    state: KVCache | None = field(default=None, init=False)
-    """While it is read: what its first `done` tokens left."""
-    done: int = field(default=0, init=False)
 
     @property
     def tail(self) -> list[int]:
