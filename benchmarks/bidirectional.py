@@ -66,7 +66,7 @@ class Sublayer:
             convert = BidirectionalAttention.from_xlnet if xlnet else BidirectionalAttention.from_conformer
             module = self.call = convert(module.state_dict())
         self.module, self.backward = module.to(job["device"]).train(), job["backward"]
-        self.mixed = job["precision"] == "bf16"
+        self.half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job["precision"])
         torch.manual_seed(1)
         self.x = torch.randn(job["batch"], job["length"], job["width"], device=job["device"]).requires_grad_()
         self.cotangent = torch.randn_like(self.x)
@@ -86,4 +86,4 @@ class Sublayer:
             return self.call(self.x).float().flatten().tolist()
 
     def _autocast(self) -> Any:
-        return torch.autocast(self.x.device.type, dtype=torch.bfloat16, enabled=self.mixed)
+        return torch.autocast(self.x.device.type, dtype=self.half, enabled=self.half is not None)

@@ -28,7 +28,7 @@ from transformer_xl.train.compiled import compiled
 from transformer_xl.train.half import rounded_weights
 from transformer_xl.train.objective import Counts, Objective
 
-from .kernels import Hopper
+from .kernels import Card
 from .launches import CUDA, Launches, add_guard, fake_cuda, gradients
 
 _HOPPER = {"multi_processor_count": 132, "regs_per_multiprocessor": 65_536, "max_threads_per_multi_processor": 2048}
@@ -84,7 +84,7 @@ def _hopper() -> Iterator[None]:
             (scheduler, "has_triton", lambda *_: True),
             (torch.cuda, "get_device_properties", lambda *_: asked),
             (DeviceProperties, "create", lambda _: known),
-            (driver, "_active", Hopper()),
+            (driver, "_active", Card(90)),
             (config, "joint_graph_constant_folding", False),  # it makes real tensors
             (functorch, "force_non_lazy_backward_lowering", True),
             (torch.autograd, "grad", gradients),

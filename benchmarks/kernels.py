@@ -8,19 +8,21 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
+from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from transformer_xl.ops import fused_step, fused_sublayer
 from transformer_xl.ops import triton as fused
-from transformer_xl.ops.testing import NAMES
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """Compute capabilities, and the KiB of shared memory that a program may have (CUDA C++ Programming Guide, "Technical
@@ -34,72 +36,99 @@ CARDS = {80: (108, 1.41), 90: (132, 1.755), 100: (148, 1.85)}
 """Multiprocessors and GHz of an A100, an H100 and a B200 (NVIDIA's data sheets)."""
 ISSUED = 0.44
 """The share of instructions' slots that `forward` and `keys` used on an H100 (experiments/LOG.md, 2026-11-27)."""
-STACK = 64
+STACK = 96
 """Maximum bytes of stack a thread."""
 _TENSOR = r"\b(?:HMMA|HGMMA|UTC\w*MMA)\b"
 
 
-class Hopper:
-    """What Triton asks the driver of a card."""
+class Card:
+    """What Triton asks the driver of a card of this compute capability."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.target, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.target  # Triton keeps the binaries of each device apart
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
-def compile_kernel(name: str, target: int, dtype: str, head_size: int, *, masked: bool, both: bool) -> Any:
-    """A launch's kernel for a GPU, made without one. `masked`: with dropout and padding."""
-    kernel = fused.KERNELS[name]
-    options = fused.tile_of(name, DTYPES[dtype], head_size, target)
-    padded = max(16, triton.next_power_of_2(head_size))
-    constants: dict[str, Any] = {"PRECISION": "ieee", "DROPOUT": masked, "BOTH": both, "K": head_size}
-    constants |= {"BLOCK_K": padded, "BLOCK": options.pop("BLOCK")} | ({} if masked else {"lows": None, "seed": None})
-    constants |= {} if masked and both else {"highs": None}
-    constants |= {"BRANCH": target in fused.BRANCHING} if name in ("forward", "keys") else {}
-    pointers: dict[str, str] = dict.fromkeys((*NAMES, "out", "d_out", "d_scores", "d_q", "d_k", "d_v"), f"*{dtype}")
-    kinds = pointers | dict.fromkeys(("factor", "keep_scale", "scale"), "fp32")
-    kinds |= dict.fromkeys(("lows", "highs", "seed"), "*i32") | dict.fromkeys(
-        ("lse", "delta", "d_bias", "d_r"), "*fp32"
-    )
-    strides = ("_b", "_h", "_t", "_s")
-    return _compiled(kernel, target, constants, kinds, lambda arg: arg in pointers or arg.endswith(strides), options)
+class Pointer:
+    """A tensor of a launch: its dtype, and an address for its alignment."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype = tensor.dtype
+        self.address = int(tensor.storage_offset()) * tensor.element_size()
+
+    def data_ptr(self) -> int:
+        return self.address
 
 
-def compile_step_kernel(name: str, target: int, dtype: str, size: int) -> Any:
-    """A kernel of a step or of a sublayer (`ops/fused_*.py`), for heads or vectors of this size."""
-    kernel: Any = getattr(fused_step, name, None) or getattr(fused_sublayer, name)
-    padded = max(16, triton.next_power_of_2(size))
-    sizes = {"K": size, "BLOCK_K": padded, "D": size, "BLOCK_D": padded, "ROWS": max(1, fused_sublayer.TILE // padded)}
-    sizes |= {"PART": fused_step.PART, "BLOCK": fused_step.BLOCK, "QK_NORM": True, "RELU": True}
-    sizes |= {"TILES": fused_sublayer.TILES}
-    halves = "qkv", "kv", "r", "content_bias", "position_bias", "y", "rounded", "d_rounded", "d_y", "out"
-    exact = "gain", "found", "x", "y_bias", "weight", "bias", "total", "normed", "d_normed", "d_x", "parts"
-    kinds = dict.fromkeys(halves, f"*{dtype}") | dict.fromkeys(exact, "*fp32")
-    kinds |= {"slots": "*i64", "counts": "*i64", "factor": "fp32", "epsilon": "fp32"}
-    kinds |= {"seed": "*i32", "keep_scale": "fp32"}
-    kinds |= {"attend_part": {"out": "*fp32", "parts": "i32"}, "add_parts": {"parts": "i32"}}.get(name, {})
-    kinds |= {"x": f"*{dtype}"} if name == "drop_relu" else {}
-    constants = {arg: sizes[arg] for arg in kernel.arg_names if arg in sizes}
-    return _compiled(kernel, target, constants, kinds, lambda arg: "*" in kinds.get(arg, ""), {})
+@contextmanager
+def compiling(target: int) -> Iterator[dict[str, Any]]:
+    """Inside, a launch on tensors without memory compiles its kernel for a GPU and runs nothing. Yields the last binary
+    of each kernel.
+
+    Triton chooses a binary by dtypes, constants, and which addresses and numbers are multiples of 16.
+    """
+    found: dict[str, Any] = {}
+
+    def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *args: Any, **constants: Any) -> None:
+        given = [Pointer(each) if isinstance(each, Tensor) else each for each in args]
+        found[kernel.__name__] = kernel.warmup(*given, grid=grid, enable_fp_fusion=True, **constants)
+
+    with ExitStack() as stack:
+        for owner in (fused_sublayer, fused_step):
+            stack.enter_context(patch.object(owner, "launch", launch))
+        stack.enter_context(patch.object(fused, "_target", lambda device: target))
+        stack.enter_context(patch.object(triton.runtime.driver, "_active", Card(target)))
+        yield found
 
 
-def _compiled(
-    kernel: Any,
-    target: int,
-    constants: dict[str, Any],
-    kinds: dict[str, str],
-    is_aligned: Callable[[str], bool],
-    options: dict[str, int],
-) -> Any:
-    signature = {arg: "constexpr" if arg in constants else kinds.get(arg, "i32") for arg in kernel.arg_names}
-    aligned = [n for n, arg in enumerate(kernel.arg_names) if is_aligned(arg) and arg not in constants]
-    source = ASTSource(kernel, signature, constants, {(n,): [["tt.divisibility", 16]] for n in aligned})
-    return triton.compile(source, target=GPUTarget("cuda", target, 32), options={"enable_fp_fusion": True} | options)
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launch_op(
+    batch: int,
+    heads: int,
+    queries: int,
+    memory: int,
+    size: int,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    joined: bool = True,
+    masked: bool = False,
+    both: bool = False,
+) -> None:
+    """Launch the kernels of a call of the op and of its gradients. `joined`: keys and values are laid out as a model
+    joins them with its memory's. `masked`: with dropout and padding. `both`: in both directions."""
+    keys = queries + memory
+    q, k, v = (x.transpose(1, 2) for x in draw(batch, keys, 3, heads, size, dtype=dtype).unbind(2))
+    if joined:
+        q, k, v = (x.transpose(1, 2) for x in draw(batch, queries, 3, heads, size, dtype=dtype).unbind(2))
+        past = draw(batch, memory, 2, heads, size, dtype=dtype).transpose(1, 3)
+        k, v = torch.cat([past[:, :, 0], k], 2), torch.cat([past[:, :, 1], v], 2)
+    r = draw(keys + both * (queries - 1), heads, size, dtype=dtype).transpose(0, 1)
+    inputs = q[:, :, -queries:], k, v, r, draw(heads, size, dtype=dtype), draw(heads, size, dtype=dtype)
+    bound, seed = draw(batch, queries, dtype=torch.int32), draw(1, dtype=torch.int32)
+    bounds = bound if masked else None, bound if masked and both else None, seed if masked else None
+    rest = *bounds, keys, size**-0.5, 0.1 * masked
+    out, lse = fused._attend._init_fn(*inputs, *rest)
+    fused._attend_backward._init_fn(out.transpose(1, 2), out, lse, *inputs, *rest)
+
+
+@cache
+def compile_op(target: int, dtype: torch.dtype, head_size: int, *, masked: bool, both: bool) -> dict[str, Any]:
+    """The kernels of `fused.KERNELS` for a GPU, made without one, as enwik8-12l launches them."""
+    with compiling(target) as found:
+        launch_op(22, 8, 512, 512, head_size, dtype, masked=masked, both=both)
+    return {name: found[kernel.__name__] for name, kernel in fused.KERNELS.items()}
 
 
 def usage(compiled: Any) -> dict[str, int]:
@@ -178,22 +207,24 @@ def bench_kernels(size: str | None) -> None:
     Raises:
         AssertionError: a binary passes a limit.
     """
-    rows: dict[tuple[int, str, int], list[str]] = {}
-    wrong = []
-    for target, dtype, head_size, name in _cases(size):
-        found = [
-            usage(compile_kernel(name, target, dtype, head_size, masked=masked, both=both))
+    toy = size == "toy"
+    targets = (80, 90) if toy else tuple(SHARED)
+    rows, wrong = dict[tuple[int, str, int], list[str]](), []
+    for head_size, dtype, target in product((64,) if toy else HEADS, ("bf16",) if toy else DTYPES, targets):
+        compiled = [
+            compile_op(target, DTYPES[dtype], head_size, masked=masked, both=both)
             for masked, both in (MASKS if size == "paper" else MASKS[:1])
         ]
-        wrong += [
-            f"sm_{target}, {dtype}, {head_size}, {name}: {each}" for use in found for each in faults(target, dtype, use)
-        ]
-        most = {key: max(use[key] for use in found) for key in ("registers", "stack", "shared", "loop")}
-        tile = fused.tile_of(name, DTYPES[dtype], head_size, target)
-        cell = f"{tile['BLOCK']}/{tile['num_warps']}: {most['registers']}, {most['stack']}, {most['shared'] / 1024:.0f}"
-        cell = f"{cell}, {min(use['tensor'] for use in found)}, {most['loop']}"
-        rows.setdefault((target, dtype, head_size), []).append(cell)
-    step = step_kernels((80, 90) if size == "toy" else SHARED)
+        for name in fused.KERNELS:
+            found = [usage(each[name]) for each in compiled]
+            heading = f"sm_{target}, {dtype}, {head_size}, {name}"
+            wrong += [f"{heading}: {each}" for use in found for each in faults(target, dtype, use)]
+            most = {key: max(use[key] for use in found) for key in ("registers", "stack", "shared", "loop")}
+            tile = fused.tile_of(name, DTYPES[dtype], head_size, target)
+            cell = f"{tile['BLOCK']}/{tile['num_warps']}: {most['registers']}, {most['stack']}, "
+            cell += f"{most['shared'] / 1024:.0f}, {min(use['tensor'] for use in found)}, {most['loop']}"
+            rows.setdefault((target, dtype, head_size), []).append(cell)
+    step = step_kernels(targets)
     wrong += [f"{name}: {use['stack']} bytes of stack" for name, use in step.items() if use["stack"] > STACK]
     print("tile/warps: registers and bytes of stack a thread, KiB of shared memory, tensor-core instructions, and")
     print("instructions of the loop over tiles")
@@ -205,7 +236,7 @@ def bench_kernels(size: str | None) -> None:
         "\nenwik8-12l, 22 x 512 after 512, bf16: fewest instructions a tile, and microseconds a layer predicted by them"
     )
     for target, name in product(CARDS, ("forward", "keys")):  # the others wait for memory
-        fewest = usage(compile_kernel(name, target, "bf16", 64, masked=False, both=False))["fewest"]
+        fewest = usage(compile_op(target, torch.bfloat16, 64, masked=False, both=False)[name])["fewest"]
         microseconds = predicted(name, target, fused.tile_of(name, torch.bfloat16, 64, target), fewest)
         print(f"sm_{target}, {name}: {fewest}, {microseconds:.0f}")
     print(
@@ -218,19 +249,34 @@ def bench_kernels(size: str | None) -> None:
 
 def step_kernels(targets: Iterable[int]) -> dict[str, dict[str, int]]:
     """What the kernels of a step and of a sublayer use on these targets."""
-    sizes = [("attend_part", 41), ("attend_part", 64), ("attend_part", 128)]
-    sizes += [("add_parts", 128), ("add_norm", 512), ("add_norm", 4096)]
-    sizes += [("add_norm_backward", 512), ("add_norm_backward", 2048), ("drop_relu", 2048), ("drop_relu", 8192)]
-    return {
-        f"sm_{target}, {name}, {size}": usage(compile_step_kernel(name, target, "bf16", size))
-        for target, (name, size) in product(targets, sizes)
-    }
+    uses = {}
+    for target in targets:
+        with compiling(target) as found:
+            for size, (launch, names) in _STEP.items():
+                launch(size)
+                uses |= {f"sm_{target}, {name}, {size}": usage(found[name]) for name in names}
+    return uses
 
 
-def _cases(size: str | None) -> Iterator[tuple[int, str, int, str]]:
-    """Target, dtype, head size and launch."""
-    if size == "toy":
-        yield from product((80, 90), ("bf16",), (64,), fused.KERNELS)
-        return
-    for head_size, dtype, target, name in product(HEADS, DTYPES, SHARED, fused.KERNELS):
-        yield target, dtype, head_size, name
+def _launch_step(size: int) -> None:
+    """16 rows, 8 heads of this size, after a memory of 3,800."""
+    state = draw(16, 2, 8, 3801, size), draw(16, dtype=torch.int64), draw(16, dtype=torch.int64)
+    fused_step.attend_next(
+        draw(16, 24 * size), *state, draw(8, 3801, size), draw(8, size), draw(8, size), draw(dtype=torch.float32)
+    )
+
+
+def _launch_sublayer(size: int) -> None:
+    """Forward and backward of 64 rows, and dropout with the ReLU."""
+    norm, seed = nn.LayerNorm(size, device="meta"), draw(1, dtype=torch.int32)
+    x, y = draw(64, size, dtype=torch.float32).requires_grad_(), draw(64, size).requires_grad_()
+    outputs: Any = fused_sublayer.dropout_norm(x, y, norm, norm.bias, 0.1, seed)
+    torch.autograd.grad([each.sum() for each in outputs], x)
+    fused_sublayer.dropped_relu(y, 0.1, seed)
+
+
+_STEP = {
+    **dict.fromkeys((41, 64, 128), (_launch_step, ("attend_part", "add_parts"))),
+    **dict.fromkeys((512, 2048), (_launch_sublayer, ("add_norm", "add_norm_backward", "drop_relu"))),
+}
+"""What launches kernels for heads or vectors of a size, and the kernels."""

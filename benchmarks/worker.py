@@ -169,8 +169,8 @@ class LanguageWork:
             yield
 
     def _autocast(self) -> Any:
-        kind, enabled = self.text.device.type, self.job["precision"] == "bf16"
-        return self.torch.autocast(kind, dtype=self.torch.bfloat16, enabled=enabled)
+        half = {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}.get(self.job["precision"])
+        return self.torch.autocast(self.text.device.type, dtype=half, enabled=half is not None)
 
 
 def main() -> None:

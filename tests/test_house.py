@@ -13,8 +13,13 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+import torch
+from small_models import VARIANTS, small_model
 
 import transformer_xl
+from transformer_xl.config.settings import RunConfig
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.run.checkpoint import save_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transformer_xl"
@@ -129,7 +134,7 @@ def test_public_names_resolve():
 
 def heavy_imports(code: str) -> str:
     """Which of the heavy packages a fresh interpreter has loaded after `code`."""
-    report = "import sys; print('loaded:', *sorted({'torch', 'numpy', 'safetensors'} & sys.modules.keys()))"
+    report = "import sys; print('loaded:', *sorted({'torch', 'torch._dynamo', 'numpy'} & sys.modules.keys()))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
@@ -141,6 +146,17 @@ def test_importing_the_package_imports_no_torch():
     assert heavy_imports("import transformer_xl; transformer_xl.__version__") == ""
     assert heavy_imports("from transformer_xl import Lengths, TransformerXLConfig") == ""
     assert "torch" in heavy_imports("from transformer_xl import Memory")
+
+
+def test_a_model_is_loaded_and_writes_without_the_compiler(tmp_path):
+    """To import torch._dynamo takes as long as torch."""
+    model = small_model(dtype=torch.float32, **VARIANTS["n-grams"])
+    vocab = Vocab("char", tuple(map(chr, range(97, 97 + len(model.softmax.bias)))))
+    save_checkpoint(tmp_path / "model", model=model, vocab=vocab, config=RunConfig(model=model.config))
+    code = (
+        f"from transformer_xl import load_model; load_model({str(tmp_path / 'model')!r}).generate('ab', max_tokens=2)"
+    )
+    assert heavy_imports(code) == "numpy torch"
 
 
 def test_the_op_finds_the_echo(capsys):

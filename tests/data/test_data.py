@@ -309,6 +309,9 @@ class TestCorpus:
         Corpus.open(store)
         with pytest.raises(ValueError, match="SHA-256"):
             Corpus.open(store).split("train")
+        assert Corpus.build(store, splits, reuse=True).split("train").ids.any()
+        (store / "test.bin").write_bytes(bytes(4))
+        assert Corpus.build(store, splits, reuse=True).split("test").ids.any()
 
     def test_a_missing_store_is_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="There is no token store"):
@@ -558,6 +561,13 @@ class TestAnyText:
             packed.writestr(member, "text " * 100)
         with pytest.raises(ValueError, match=r"a\.docx must be text, and is a document of an office program"):
             open_corpus(str(tmp_path / "a.docx"))
+
+    def test_a_cut_may_fall_on_the_line_end_that_a_file_lacks(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_text(json.dumps("x " * 44 + "x"))
+        (tmp_path / "b.jsonl").write_text('"b c d e"\n')
+        assert [(tmp_path / name).stat().st_size for name in ("a.jsonl", "b.jsonl")] == [91, 10]
+        with pytest.raises(Mistake, match="nothing for the test split"):
+            read_splits(tmp_path, "word")
 
     def test_words_are_cut_between_tabs_too(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"one\ttwo\t" * 50)

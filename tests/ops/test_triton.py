@@ -338,7 +338,7 @@ def test_a_later_card_of_a_family_has_the_tiles_of_the_first(
 def test_kernels_for_real_gpus(name: str, target: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing spills, shared memory fits, products are on the tensor cores. `benchmarks kernels` checks the rest."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    binary = kernels.compile_kernel(name, target, "bf16", 64, masked=True, both=True)
+    binary = kernels.compile_op(target, torch.bfloat16, 64, masked=True, both=True)[name]
     assert kernels.faults(target, "bf16", kernels.usage(binary)) == []
     if name == "forward":
         assert target == 80 or "wgmma" in binary.asm["ptx"]

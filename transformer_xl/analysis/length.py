@@ -32,8 +32,7 @@ STRIDE = 8
 
 @dataclass(frozen=True)
 class Sweep:
-    """Figures of one model by attention length, the shortest first: perplexities (words, byte pairs) or bits per
-    character (bytes, characters)."""
+    """Results of one model by attention length, the shortest first."""
 
     results: Mapping[int, EvalResult]
     description: str
@@ -41,6 +40,7 @@ class Sweep:
 
     @property
     def figures(self) -> dict[int, float]:
+        """Perplexities (words, byte pairs) or bits per character (bytes, characters)."""
         return {attn_len: result.headline[1] for attn_len, result in self.results.items()}
 
     @property

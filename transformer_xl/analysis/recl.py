@@ -208,13 +208,13 @@ def true_losses(
     batch_size: int = 16,
     precision: str = "fp32",
 ) -> Float[np.ndarray, "L P"]:
-    """Nats of each target given exactly the tokens of each context; of a context longer than `mem_len` (`tgt_len`, if
-    `mem_len` is 0) the last ones.
+    """Nats of each target given exactly the tokens of each context; without memory, of at most its last `tgt_len`.
 
     Each window is read once, from an empty memory, for all positions and contexts that begin there: in segments of
-    `tgt_len` with a memory of the whole window, or in one call if `mem_len` is 0.
+    `tgt_len` with a memory that must hold the whole window, or in one call if `mem_len` is 0.
     """
-    contexts = np.minimum(contexts, lengths.mem_len or lengths.tgt_len)
+    contexts = contexts if lengths.mem_len else np.minimum(contexts, lengths.tgt_len)
+    assert lengths.mem_len == 0 or lengths.mem_len >= contexts.max(), "memory must hold the window"
     starts, window = np.unique(positions - contexts[:, None], return_inverse=True)
     window = window.reshape(len(contexts), len(positions))
     offsets, column = np.unique(contexts, return_inverse=True)

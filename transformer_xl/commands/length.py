@@ -56,9 +56,8 @@ class Length(ComparisonOptions):
             figures.append({"read": found.description} | chosen | {"results": results})
             trained = run.config.train.tgt_len + run.config.train.mem_len
             marks = {trained: "trained"} if trained in found.results else {}
-            marks |= {found.shortest: "as good as the best", found.best: "best"}  # of one point the last counts
-            x, y = (np.array(list(each)) for each in (found.figures.keys(), found.figures.values()))
-            curves[name] = Curve(x, y, marks=marks)
+            marks |= {found.shortest: "as good as the best", found.best: "best"}  # a point has one mark
+            curves[name] = Curve(np.array([*found.figures]), np.array([*found.figures.values()]), marks=marks)
         facts, folder = {"tolerance": TOLERANCE} | group.facts(figures), self.out or group.runs[0].path / "length"
         write_whole(folder / "length.json", json.dumps(facts, indent=1) + "\n")
         title = "attention length in tokens"

@@ -64,9 +64,9 @@ def count_parameters(config: TransformerXLConfig) -> int:
     """The exact number of parameters, tied ones once. Nothing is allocated."""
     import torch
 
-    from ..model.baselines import build_model
+    from ..model.baselines import Undrawn, build_model
 
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         return sum(parameter.numel() for parameter in build_model(config).parameters())
 
 

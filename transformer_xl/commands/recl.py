@@ -58,8 +58,9 @@ class Recl(ComparisonOptions):
             len(split.ids), self.positions, step=step, longest=longest, seed=seed, documents=documents
         )
         contexts = np.arange(step, longest + 1, step)
-        found = [measures.losses_of(run, split.ids, targets, contexts, self.batch_size) for run in group.runs]
-        losses, readings = np.stack([each for each, _ in found]), [reading for _, reading in found]
+        found = (measures.losses_of(run, split.ids, targets, contexts, self.batch_size) for run in group.runs)
+        each_loss, readings = zip(*found, strict=True)
+        losses = np.stack(each_loss)
         draws = measures.resample(targets, longest, seed)
         shares = [measures.measure(losses, contexts, share, draws) for share in self.r]
         mean, interval = measures.mean_losses(losses, draws)

@@ -61,6 +61,6 @@ class Score:
         for each in scores:
             log_prob, ppl, cost = -each.nats, each.ppl, bits(each.nats)
             figures = {"log_prob": log_prob, "targets": each.targets, "bytes": each.bytes, "ppl": ppl, "bits": cost}
-            in_json = json.dumps({name: finite(value) for name, value in figures.items()})
-            print(in_json if self.json else f"{log_prob:.6f}\t{ppl:.4f}\t{cost:.4f}")
+            plain = f"{log_prob:.6f}\t{ppl:.4f}\t{cost:.4f}"
+            print(json.dumps({name: finite(value) for name, value in figures.items()}) if self.json else plain)
         report_infinite([each.nats for each in scores], "lines have no finite score. Use another checkpoint.")

@@ -80,7 +80,8 @@ class Corpus:
 
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
-        """Open the store in folder `path` and compare its files with its header. `split` compares their SHA-256.
+        """Open the store in folder `path`, whose vocabulary and sizes of files must be those of its header. `split`
+        compares the ids.
 
         Raises:
             FileNotFoundError: there is no store.

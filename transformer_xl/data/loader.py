@@ -106,13 +106,9 @@ def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarr
     return np.append(ends[ends < targets], targets)
 
 
-class _Span(NamedTuple):
-    """Tokens that a stream reads one after another. A stream is a list of spans."""
-
-    first: int
-    """The index of its first segment."""
-    start: int
-    targets: int
+_Span = tuple[int, int, int]
+"""Tokens that a stream reads one after another: the index of its first segment, its start and its number of targets. A
+stream is a list of spans."""
 
 
 def _ceil(count: int, size: int) -> int:
@@ -200,9 +196,9 @@ class StreamLoader:
         """Distribute the text to the streams."""
         self._all = self._streams(paired) if self._documents is None else self._streams_of_documents(self._documents)
         self._rows = self._all[self._chosen]
-        self.targets: int = sum(span.targets for row in self._rows for span in row)
+        self.targets: int = sum(targets for row in self._rows for _, _, targets in row)
         """Number of targets in the chosen rows in an epoch."""
-        self._segments = max(row[-1].first + _ceil(row[-1].targets, self.tgt_len) for row in self._all if row)
+        self._segments = max(row[-1][0] + _ceil(row[-1][2], self.tgt_len) for row in self._all if row)
 
     def short(self) -> StreamLoader:
         """A loader with twice as many streams and half of `tgt_len`, for all rows.
@@ -210,7 +206,7 @@ class StreamLoader:
         Without documents both have read the same text after every 64 segments: streams 2i and 2i + 1 share the text of
         stream i; of each 128 segments the first reads 64, the second the next 64. Each turn starts with `reset`.
         """
-        assert self._seed is None, "random lengths are not halved"
+        assert self._seed is None and self.tgt_len > 1, "these lengths are not halved"
         short = copy(self)
         short.batch_size, short.tgt_len, short._chosen = 2 * self.batch_size, self.tgt_len // 2, slice(None)
         short._arrange(paired=True)
@@ -265,7 +261,7 @@ class StreamLoader:
 
     def _cuts_of(self, epoch: int) -> Int[np.ndarray, " n"]:
         if self._cuts[0] != epoch:
-            longest = self._all[0][0].targets
+            _, _, longest = self._all[0][0]
             self._cuts = epoch, random_cuts(longest, self.tgt_len, ((self._seed or 0) % 2**63, epoch, 1))
         return self._cuts[1]
 
@@ -280,13 +276,13 @@ class StreamLoader:
     def _streams(self, paired: bool) -> list[list[_Span]]:
         targets = min(len(self._tokens) - 1, self._limit)
         if not paired:
-            return [[_Span(0, start, count)] for start, count in _shares(targets, self.batch_size)]
+            return [[(0, start, count)] for start, count in _shares(targets, self.batch_size)]
         rows: list[list[_Span]] = [[] for _ in range(self.batch_size)]
         block = 2 * _TURN * self.tgt_len
         for i, (begin, count) in enumerate(_shares(targets, self.batch_size // 2)):
             for done in range(0, count, block):
                 for j, (start, turn) in enumerate(_shares(min(block, count - done), 2)):
-                    rows[2 * i + j].append(_Span(done // block * _TURN, begin + done + start, turn))
+                    rows[2 * i + j].append((done // block * _TURN, begin + done + start, turn))
         return rows
 
     def _streams_of_documents(self, starts: Int[np.ndarray, " D"]) -> list[list[_Span]]:
@@ -302,6 +298,6 @@ class StreamLoader:
         for start, count in zip(starts.tolist(), targets.tolist(), strict=True):
             if count:
                 segments, b = shortest[0]
-                rows[b].append(_Span(segments, start, count))
+                rows[b].append((segments, start, count))
                 heapq.heapreplace(shortest, (segments + _ceil(count, self.tgt_len), b))
         return rows

@@ -86,7 +86,7 @@ def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
 
 
 def parts(text: Text, unit: Unit | Literal["line"], size: int = _PIECE) -> Iterator[bytes]:
-    """The bytes of `text`, about `size` at a time. No part ends inside a token of the unit, or inside a line.
+    """The bytes of `text`, about `size` at a time. No part ends inside a token of the unit; with "line", inside a line.
 
     For words, a missing end of the last line is added.
     """
@@ -97,8 +97,9 @@ def parts(text: Text, unit: Unit | Literal["line"], size: int = _PIECE) -> Itera
         left += chunk
         end = _last_border(left, unit, searched)
         if end:
-            yield bytes(left[:end])
-            del left[:end]
+            part = bytes(left[:end])
+            del left[:end]  # before the part is used, because a line may be large
+            yield part
         if len(left) > LONGEST:
             name, what = "The text" if isinstance(text, bytes) else text.file, "line" if unit == "line" else "word"
             raise Mistake(f"{name} has a {what} of more than {LONGEST:,} bytes. Cut it, or choose another unit.")
@@ -187,7 +188,7 @@ def _last_border(text: bytearray, unit: Unit | Literal["line"], searched: int) -
         return last_cut(text)
     end = len(text)
     if unit == "char":
-        while end and text[end - 1] & 0xC0 == 0x80:
+        while end > max(len(text) - 3, 0) and text[end - 1] & 0xC0 == 0x80:
             end -= 1
         end -= bool(end) and text[end - 1] >= 0xC0
     return end

@@ -347,12 +347,12 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
     if is_table(text.file, text.column):
         return position
     if is_jsonl(text.file):
-        return first + min(inside + len(next(lines_of(text))) + 1, each.size)  # a line end counts
+        return first + min(inside + len(next(lines_of(text), b"")) + 1, each.size)  # a line end counts
     window = b"".join(chunks(replace(text, end=text.start + min(_WINDOW, each.size - inside))))
     if unit != "word":
         return position + (0 if unit == "byte" else next_character(window, 0))
-    white = next((end for end, byte in enumerate(window, start=1) if byte in WHITE), len(window))
-    cut = window.find(b"\n", 0, near) + 1 or white
+    cut = window.find(b"\n", 0, near) + 1
+    cut = cut or next((end for end, byte in enumerate(window, start=1) if byte in WHITE), len(window))
     return first + (each.size if cut == len(window) else inside + cut)
 
 

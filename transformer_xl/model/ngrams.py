@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,9 +69,14 @@ class NgramEmbedding(nn.Module):
         tokens = joined_tokens(ids, memory)
         return x + self(tokens, ids.shape[1]), memory.with_tokens(self.last(tokens, mem_len))
 
-    @torch.compiler.disable  # it cannot compile sparse gradients
     def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Vectors:
         """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
+        read: Any = self._read
+        if torch.compiler.is_compiling():  # as a decorator it would import torch._dynamo, as long as torch
+            read = torch.compiler.disable(read)  # sparse gradients cannot be compiled
+        return read(tokens, count)
+
+    def _read(self, tokens: Int[Tensor, "B L"], count: int) -> Vectors:
         config, vectors = self.config, self.table(self.rows_of(tokens, count))
         if self.training and config.ngram_dropout:
             kept = F.dropout(vectors.new_ones(*vectors.shape[:-2], len(config.ngrams)), config.ngram_dropout)

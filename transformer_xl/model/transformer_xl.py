@@ -28,6 +28,7 @@ from .attention import Positions, RelativeMultiheadAttention, project_together, 
 from .inference import KVCache, check_state
 from .memory import Memory, first_keys
 from .modules import First, Ids, Layers, Past, RowLinear, Valid, Vectors, check_vectors
+from .ngrams import NgramEmbedding
 from .sublayer import FeedForward, Sublayer
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
@@ -262,8 +263,6 @@ class TransformerXL(nn.Module):
         self.embedding: AdaptiveEmbedding = AdaptiveEmbedding(config)
         self.ngrams: NgramEmbedding | None = None
         if config.ngram_sizes:
-            from .ngrams import NgramEmbedding  # imports torch._dynamo, which takes as long as torch
-
             self.ngrams = NgramEmbedding(config)
         self.backbone: Any = backbone(config, backend=backend, recompute=recompute, draw=False)
         self.takes_padding: bool = self.backbone.takes_padding

@@ -14,7 +14,7 @@ from ..config.recipe import SECTIONS, run_of, settings_of
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
 from ..mistake import Mistake
-from ..model.baselines import build_model, check_rebuilt
+from ..model.baselines import Undrawn, build_model, check_rebuilt
 from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished, seal, whole_folder
 from . import parts
@@ -99,7 +99,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
     _refuse_absurd(config, folder)
-    with torch.random.fork_rng(devices=[]):  # the initial values are replaced; keep the caller's random state
+    with torch.random.fork_rng(devices=[]), Undrawn():  # a class of your own may draw: keep the caller's random state
         model = build_model(config.model, backend=backend)
     load_weights(model, folder)
     return LoadedModel(model.to(device).eval(), vocab, config)
@@ -140,7 +140,7 @@ def _refuse_absurd(config: RunConfig, folder: Path) -> None:
     size = path.stat().st_size
     needed = model.n_layer * min(model.d_model, model.d_inner)  # less than they hold: to build many layers takes time
     if needed <= size:
-        with torch.device("meta"):
+        with torch.device("meta"), Undrawn():
             needed = sum(value.numel() for value in parts.weights(build_model(model)).values())
     if needed > size:  # of weights, and of bytes: a weight takes two or more
         with parts.name_damage(path):

@@ -74,9 +74,9 @@ class Objective(nn.Module):
         loss = self.model.training_nll(prediction, targets, progress).sum() / counts.targets
         if self.alpha or self.beta:
             output, pairs = prediction.outputs[-1], scored[:, 1:] & scored[:, :-1]
-            activity = _square(output, scored) / counts.targets
-            change = _square(output[:, 1:] - output[:, :-1], pairs) / counts.pairs
-            loss = loss + (self.alpha * activity + self.beta * change)
+            change = output[:, 1:] - output[:, :-1]
+            squares = (_square(output, scored) / counts.targets, _square(change, pairs) / counts.pairs)
+            loss = loss + (self.alpha * squares[0] + self.beta * squares[1])
         return loss, prediction.nll, memory
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ...config.settings import TransformerXLConfig
 from ...config.shape import KINDS, own_kinds
@@ -52,6 +54,17 @@ def build_model(config: TransformerXLConfig, *, backend: str = "auto", recompute
     """The model that `config.kind` names, with weights as at the start of training."""
     backbone, model = _KINDS[config.kind]
     return model(config, backend=backend, recompute=recompute, backbone=backbone)
+
+
+class Undrawn(TorchFunctionMode):
+    """Inside, a model is built without drawing its weights: others will replace them, or only shapes are asked for.
+
+    Besides, to draw on the device "meta" imports torch._dynamo, which takes as long as torch itself.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        return named["tensor"] if getattr(func, "__module__", None) == "torch.nn.init" else func(*args, **named)
 
 
 def check_rebuilt(model: TransformerXL) -> None:
