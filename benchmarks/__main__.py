@@ -58,14 +58,12 @@ def bench(options: Options) -> None:
     from .language import bench_language
     from .op import bench_op
     from .race import Pool
-    from .sliding import bench_sliding
 
     build_native(torch.device(options.torch_device))
-    own = {"op": bench_op, "sliding": bench_sliding}
     with Pool() as pool:
-        for name in ("train", "eval", "decode", "op", "sliding") if options.part == "all" else (options.part,):
-            if name in own:
-                own[name](options, pool)
+        for name in ("train", "eval", "decode", "op") if options.part == "all" else (options.part,):
+            if name == "op":
+                bench_op(options, pool)
             else:
                 bench_language(name, options, pool)
 

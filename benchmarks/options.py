@@ -29,14 +29,13 @@ _TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "
 _INIT_STD = 1.1
 """In units of 1 / sqrt(d_model). This is more than at the start of training, so attention decides the losses."""
 _ROWS, _TOKENS = 64, 8192
-Part = Literal["train", "eval", "decode", "op", "sliding", "kernels", "launches", "here", "all"]
+Part = Literal["train", "eval", "decode", "op", "kernels", "launches", "here", "all"]
 _ALWAYS = ("size", "recipe", "device", "precision", "repeats")
 TAKES = {
     "train": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
     "eval": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
     "decode": (*_ALWAYS, "peers", "against", "batch_size", "mem_len"),
     "op": (*_ALWAYS, "batch_size", "tgt_len", "mem_len"),
-    "sliding": (*_ALWAYS, "mem_len"),
     "kernels": ("size",),
     "launches": ("recipe", "batch_size"),
     "here": ("recipe", "device", "precision", "seconds", "repeats"),
@@ -50,10 +49,9 @@ class Options:
     """Compare the time of one part of the work with its peers and its bound. The last line is JSON."""
 
     part: Annotated[Positional[Part], arg(metavar="|".join(get_args(Part)))]
-    """train: optimizer steps; eval: segments; decode: one token at a time; op: attention alone; sliding: the paper's
-    Table 9; kernels: the fused kernels compiled for GPUs, without one; launches: what a step and a token start on a
-    GPU, counted without one; here: one recipe or run on this machine, without peers; all: everything but these
-    three."""
+    """train: optimizer steps; eval: segments; decode: one token at a time; op: attention alone; kernels: the fused
+    kernels compiled for GPUs, without one; launches: what a step and a token start on a GPU, counted without one; here:
+    one recipe or run on this machine, without peers; all: everything but these three."""
     size: Literal["paper", "toy"] | None = None
     """toy: the same code at sizes that take seconds; by default paper. kernels: by default with all masks only; paper:
     with each choice of masks."""
@@ -70,7 +68,6 @@ class Options:
     batch_size: Annotated[int | None, arg(metavar="N")] = None
     tgt_len: Annotated[int | None, arg(metavar="N")] = None
     mem_len: Annotated[int | None, arg(metavar="N")] = None
-    """Tokens of memory; sliding: the attention length."""
     repeats: Annotated[int, arg(metavar="N")] = 5
     """Turns of each contender; medians are reported."""
     seconds: float = 1.0

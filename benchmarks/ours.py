@@ -55,8 +55,7 @@ class Ours:
         self.module.load_state_dict(read_weights(job))
         self.module.to(job["device"])
         self.caching = job["part"] != "train"
-        attn_len = job.get("attn_len")
-        self.lengths = Lengths(tgt_len=job["tgt_len"], mem_len=job["mem_len"], attn_len=attn_len)
+        self.lengths = Lengths(tgt_len=job["tgt_len"], mem_len=job["mem_len"])
         if self.caching:
             self.module = self.module.for_inference(job["precision"])
         else:

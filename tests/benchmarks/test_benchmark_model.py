@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from small_models import text
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,7 +21,6 @@ from benchmarks.__main__ import main
 from benchmarks.options import Options
 from benchmarks.ours import op_inputs
 from benchmarks.textbook import Model, attend
-from benchmarks.vanilla import Vanilla, vanilla_products
 from transformer_xl import ops
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
@@ -128,24 +126,6 @@ def test_weights_count_the_matrices_of_the_model(name: str, gate: str) -> None:
     assert bound.weights(config) == pytest.approx(every - tied, rel=2e-3)
 
 
-def test_vanilla_computes_only_the_last_position() -> None:
-    sizes, windows, attn_len = asdict(SIZES), 3, 13
-    torch.manual_seed(0)
-    model = Vanilla(sizes, attn_len).eval()
-    ids = text(windows, attn_len)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        found = model(ids)
-    x = model.embedding(ids) + model.positions
-    for layer in model.layers:
-        x = layer(x, last=False)
-    torch.testing.assert_close(found, model.softmax(x[:, -1]).log_softmax(-1))
-    products = vanilla_products(SIZES, windows, attn_len)
-    causal = (attn_len + 1) / 2 / attn_len
-    whole = [p._replace(times=p.times / causal) if p.n == attn_len or p.k == attn_len else p for p in products]
-    whole = [p._replace(times=1) if p.name.startswith("last") else p for p in whole]
-    assert counter.get_total_flops() == pytest.approx(sum(p.flop for p in whole))
-
-
 class Recorded:
     """Takes the given seconds, and records its turns."""
 
@@ -204,7 +184,7 @@ def test_a_broken_backend_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: 
         if name != "reference":
             broken = lambda call, whole=whole: whole(call) * 1.01  # noqa: E731
             monkeypatch.setitem(ops.BACKENDS, name, broken)
-    for part in ("train", "op", "sliding"):
+    for part in ("train", "op"):
         with pytest.raises(AssertionError, match="No speed is reported: attention by"):
             main([part, "--size", "toy", "--precision", "fp32"])
     assert capsys.readouterr().out == ""
@@ -291,6 +271,5 @@ def test_ours_is_compared_with_the_textbook_and_the_bound(part: str, capsys: pyt
 
 
 @pytest.mark.outside
-def test_the_other_parts_run_as_toys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_op_runs_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["contender"] for row in toy("op", capsys, "--repeats", "1")[0]["rows"]} >= {"textbook", "strided"}
-    assert toy("sliding", capsys, "--repeats", "1")
