@@ -15,6 +15,7 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from transformer_xl.model.bidirectional import BidirectionalAttention
+from transformer_xl.runtime.device import PRECISIONS
 
 Call = Callable[[Tensor], Tensor]
 """From vectors [B, T, D] to vectors."""
@@ -66,7 +67,7 @@ class Sublayer:
             convert = BidirectionalAttention.from_xlnet if xlnet else BidirectionalAttention.from_conformer
             module = self.call = convert(module.state_dict())
         self.module, self.backward = module.to(job["device"]).train(), job["backward"]
-        self.half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job["precision"])
+        self.dtype = PRECISIONS[job["precision"]]
         torch.manual_seed(1)
         self.x = torch.randn(job["batch"], job["length"], job["width"], device=job["device"]).requires_grad_()
         self.cotangent = torch.randn_like(self.x)
@@ -86,4 +87,4 @@ class Sublayer:
             return self.call(self.x).float().flatten().tolist()
 
     def _autocast(self) -> Any:
-        return torch.autocast(self.x.device.type, dtype=self.half, enabled=self.half is not None)
+        return torch.autocast(self.x.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)

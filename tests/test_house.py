@@ -134,7 +134,8 @@ def test_public_names_resolve():
 
 def heavy_imports(code: str) -> str:
     """Which of the heavy packages a fresh interpreter has loaded after `code`."""
-    report = "import sys; print('loaded:', *sorted({'torch', 'torch._dynamo', 'numpy'} & sys.modules.keys()))"
+    heavy = {"torch", "torch._dynamo", "numpy", "safetensors"}
+    report = f"import sys; print('loaded:', *sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
@@ -156,7 +157,7 @@ def test_a_model_is_loaded_and_writes_without_the_compiler(tmp_path):
     code = (
         f"from transformer_xl import load_model; load_model({str(tmp_path / 'model')!r}).generate('ab', max_tokens=2)"
     )
-    assert heavy_imports(code) == "numpy torch"
+    assert heavy_imports(code) == "numpy safetensors torch"
 
 
 def test_the_op_finds_the_echo(capsys):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from transformer_xl import (
     LanguageModel,
@@ -25,8 +26,9 @@ from transformer_xl import (
     save_checkpoint,
 )
 from transformer_xl.commands.main import main
-from transformer_xl.config.settings import Lengths
+from transformer_xl.config.settings import Lengths, RunConfig
 from transformer_xl.config.shape import KINDS, own_kinds
+from transformer_xl.data.vocab import Vocab
 from transformer_xl.mistake import Mistake
 from transformer_xl.model import baselines
 
@@ -167,6 +169,20 @@ def test_a_kind_has_the_settings_of_its_backbone():
         places = {"positions": 4} if other == "own-shaw" else {}
         with pytest.raises(Mistake, match=r"has another backbone. Build the model with build_model\(config\)"):
             TransformerXL(TransformerXLConfig(kind=other, **places, **sizes))
+
+
+class Slopes(TransformerXLBackbone):
+    def __init__(self, config, **options):
+        super().__init__(config, **options)
+        self.register_buffer("slopes", nn.init.constant_(torch.empty(3), 2.0), persistent=False)
+
+
+def test_a_loaded_model_has_what_no_file_holds(tmp_path):
+    register("slopes", backbone=Slopes)
+    shape = TransformerXLConfig(kind="slopes", vocab_size=2, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8)
+    vocab, config = Vocab("char", ("a", "b")), RunConfig(model=shape)
+    save_checkpoint(tmp_path / "saved", model=build_model(shape), vocab=vocab, config=config)
+    assert load_model(tmp_path / "saved").model.backbone.slopes.tolist() == [2, 2, 2]
 
 
 class KeepsOutputs(TransformerXLBackbone):

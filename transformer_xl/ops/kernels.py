@@ -111,8 +111,7 @@ def backward_keys(
     q, k, v, r, content_bias, position_bias, lows, highs, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
     lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_k, d_v, BOTH: tl.constexpr,
-    PRECISION: tl.constexpr, BRANCH: tl.constexpr,
-    DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: `d_k` and `d_v` [B, S, H, K], and its tiles of `d_scores` [rows, H, T, width].
 
@@ -156,7 +155,7 @@ def backward_keys(
         d_probability = product(d_out_rows, v_rows, PRECISION)
         lse_row = tl.load(lse + i, mask=i < T, other=float("inf"))
         score -= lse_row
-        if hides(lows, highs, b, query, first, T, S, window, ahead, BOTH, BLOCK) if BRANCH else True:
+        if hides(lows, highs, b, query, first, T, S, window, ahead, BOTH, BLOCK):
             begin_keys, end_keys = seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH)
             score = tl.where((j >= begin_keys) & (j < end_keys), score, float("-inf"))
         probability = tl.exp2(score)

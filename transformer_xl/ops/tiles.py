@@ -201,9 +201,8 @@ def seen_keys(lows, highs, b, i, T, S, window, ahead, BOTH: tl.constexpr):
 def hides(
     lows, highs, b, query, key, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Whether in the tile from this query and key on some query does not see some key. Most tiles need no mask.
-
-    Whether it is worth to ask, BRANCH, depends on the card.
+    """Whether in the tile from this query and key on some query does not see some key. Most tiles need no mask. In
+    forward it depends on the card, BRANCH, whether a branch is worth it.
     """
     low, _ = seen_keys(lows, None, b, tl.minimum(query + BLOCK, T) - 1, T, S, window, ahead, BOTH)
     _, high = seen_keys(None, highs, b, query, T, S, window, ahead, BOTH)

@@ -42,7 +42,7 @@ PARTS = 8
 
 BRANCHING = (90, 100)
 """Capabilities for which a branch around the mask saves a sixth of forward's instructions. Elsewhere the scores would
-go through shared memory. Of keys' instructions it saves 6 to 10 % everywhere."""
+go through shared memory."""
 _SMALL = (86, 89, 120)
 """Capabilities with 99 KiB of shared memory per program and 100 KiB per multiprocessor."""
 _READERS = ("queries", "distances")
@@ -117,8 +117,8 @@ def _launch(name: str, length: int, inputs: Sequence[Any], numbers: Numbers, *re
     both = numbers.ahead > 0 or inputs[7] is not None
     constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers.seed is not None, "BOTH": both, "K": K}
     constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile
-    if name in ("forward", "keys"):
-        constants["BRANCH"] = name == "keys" or _target(q.device) in BRANCHING
+    if name == "forward":
+        constants["BRANCH"] = _target(q.device) in BRANCHING
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *r.stride()[:2]
     rows = rest[-1] if name == "distances" else numbers.end_row - numbers.begin
     programs = rows * numbers.heads * -(-length // tile["BLOCK"])

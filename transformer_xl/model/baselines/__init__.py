@@ -57,14 +57,15 @@ def build_model(config: TransformerXLConfig, *, backend: str = "auto", recompute
 
 
 class Undrawn(TorchFunctionMode):
-    """Inside, a model is built without drawing its weights: others will replace them, or only shapes are asked for.
+    """Inside, a model is built without drawing its parameters: others will replace them, or only shapes are asked for.
 
-    Besides, to draw on the device "meta" imports torch._dynamo, which takes as long as torch itself.
+    To draw on the device "meta" would also import torch._dynamo, which takes as long as torch itself.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        return named["tensor"] if getattr(func, "__module__", None) == "torch.nn.init" else func(*args, **named)
+        tensor = named.get("tensor") if getattr(func, "__module__", None) == "torch.nn.init" else None
+        return tensor if isinstance(tensor, nn.Parameter) else func(*args, **named)
 
 
 def check_rebuilt(model: TransformerXL) -> None:
