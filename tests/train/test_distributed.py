@@ -39,6 +39,7 @@ from transformer_xl.train.agreement import check_alike, check_folder
 
 TESTS = Path(__file__).parents[1]
 PARALLEL = ("ddp", "fsdp")
+pytestmark = pytest.mark.timeout(400)
 
 
 def launch(
@@ -82,26 +83,20 @@ def found(tmp_path_factory):
 assert_same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.timeout(400)
+ROWS = [(2, parallel, case) for parallel in PARALLEL for case in CASES if parallel == "ddp" or case not in NOT_SHARDED]
+FOUR = [(4, parallel, case) for parallel in PARALLEL for case in ("bands", "chunks")]
+
+
 @pytest.mark.parametrize(
-    "parallel, case", [(p, case) for p in PARALLEL for case in CASES if p == "ddp" or case not in NOT_SHARDED]
+    ("ranks", "parallel", "case"), [*ROWS, *(pytest.param(*row, marks=pytest.mark.outside) for row in FOUR)]
 )
-def test_two_ranks_equal_one(found, case, parallel):
+def test_several_ranks_equal_one(found, ranks, parallel, case):
     """Losses, gradient norms, weights and memories in float64 differ only by the order of sums."""
     # Muon multiplies in bfloat16, whose rounding depends on the last bit of its input.
     tolerance = {"rtol": 0.02, "atol": 2e-3} if case == "muon" else {}
-    assert_same(findings(trainer_of(case, ALONE)), found(2, parallel)[case], **tolerance)
+    assert_same(findings(trainer_of(case, ALONE)), found(ranks, parallel)[case], **tolerance)
 
 
-@pytest.mark.outside
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("parallel", PARALLEL)
-@pytest.mark.parametrize("case", ["bands", "chunks"])
-def test_four_ranks_equal_one(found, case, parallel):
-    assert_same(findings(trainer_of(case, ALONE)), found(4, parallel)[case])
-
-
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("parallel", PARALLEL)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_differs_by_its_rounding(found, parallel, precision):
@@ -109,13 +104,11 @@ def test_half_precision_differs_by_its_rounding(found, parallel, precision):
     torch.testing.assert_close(found(2, parallel)[precision]["nats, targets, norm"], alone, rtol=0.02, atol=1e-3)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_the_models_own_calls_give_the_same(found, parallel):
     assert_same(calls(trainer_of("bands", ALONE)), found(2, parallel)["calls"])
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.outside)])
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_every_target_is_scored_once_by_any_number_of_ranks(found, ranks, parallel):
@@ -126,7 +119,6 @@ def test_every_target_is_scored_once_by_any_number_of_ranks(found, ranks, parall
         torch.testing.assert_close(got, alone)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.outside)])
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_a_checkpoint_of_several_ranks_resumes_with_one(found, ranks, parallel):
@@ -138,7 +130,6 @@ def test_a_checkpoint_of_several_ranks_resumes_with_one(found, ranks, parallel):
     assert_same(findings(trainer, 3), several["resumed elsewhere"])
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_equally_many_ranks_resume_with_the_same_bits_and_dropout(found, parallel):
     cases = found(2, parallel)
@@ -148,7 +139,6 @@ def test_equally_many_ranks_resume_with_the_same_bits_and_dropout(found, paralle
     )
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_each_rank_reports_what_is_not_finite(found, parallel):
     assert found(2, parallel)["diagnosis"]["told"] == 2
@@ -207,7 +197,6 @@ def assert_same_figures(home: Path, several: str) -> None:
         assert a.get("targets") == b.get("targets")
 
 
-@pytest.mark.timeout(400)
 def test_after_a_killed_rank_and_a_signal_to_one_the_run_ends_with_the_same_figures(home, tmp_path):
     """Killed before the first checkpoint (in test-all), stopped, so that all ranks save, and killed after one."""
     ends = [(2, signal.SIGKILL)] * ALL + [(10, signal.SIGTERM), (13, signal.SIGKILL)]
