@@ -137,25 +137,6 @@ def test_nan_probabilities_raise_an_error():
         sample(torch.tensor([[0.0, float("nan")]]), Sampling(), Sampling(seed=1).generators(1))
 
 
-@pytest.mark.mistyped
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
-        ({"temperature": float("nan")}, "temperature must be at least 0 and finite, got nan"),
-        ({"top_k": -1}, "top_k must be at least 0, got -1"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
-        ({"top_p": 1.5}, "top_p must be above 0"),
-        ({"stop": ("a", "")}, "stop must be texts that are not empty"),
-        ({"stop": "end"}, "stop must be a tuple of texts"),
-        ({"temperature": -1, "top_k": -1, "top_p": 2}, "(?s)temperature.*top_k.*top_p"),
-    ],
-)
-def test_sampling_refuses_invalid_settings(wrong, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Sampling(**wrong)
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7)], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("make", [TableModel, transformer, without_padding], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("lengths", [LENGTHS, Lengths(tgt_len=3, mem_len=20), Lengths(tgt_len=4, mem_len=1)], ids=str)

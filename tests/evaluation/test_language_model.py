@@ -198,8 +198,6 @@ def test_the_least_and_the_most_that_generating_takes():
     assert model.generate("a", temperature=1e-308, max_tokens=1)
     with pytest.raises(Mistake, match="leave a token"):
         model.generate("a", allow=lambda _: [], max_tokens=1)
-    with pytest.raises(Mistake, match="temperature"):
-        model.generate("a", temperature=math.inf)
 
 
 def test_scores_are_in_fp32_also_under_autocast():
@@ -225,6 +223,14 @@ def test_scores_are_in_fp32_also_under_autocast():
         (lambda m: m.generate("a", forbid=("ab",)), "forbid must name tokens of the vocabulary"),
         (lambda m: m.generate("a", bias=((1, math.inf), (1, 0.0))), "bias must be finite numbers"),
         (lambda m: m.generate("a", bias={1: 0.0}), "bias must be a tuple of pairs"),
+        (lambda m: m.generate("a", temperature=-0.1), "temperature must be at least 0, got -0.1"),
+        (lambda m: m.generate("a", temperature=math.nan), "temperature must be at least 0 and finite, got nan"),
+        (lambda m: m.generate("a", temperature=math.inf), "temperature must be at least 0 and finite, got inf"),
+        (lambda m: m.generate("a", temperature=-1, top_k=-1, top_p=2), "(?s)temperature.*top_k.*top_p"),
+        (lambda m: m.generate("a", top_k=-1), "top_k must be at least 0, got -1"),
+        (lambda m: m.generate("a", top_p=0.0), "top_p must be above 0 and at most 1, got 0.0"),
+        (lambda m: m.generate("a", stop=("a", "")), "stop must be texts that are not empty"),
+        (lambda m: m.generate("a", stop="end"), "stop must be a tuple of texts"),
         (lambda m: m.with_lengths(tgt_len=0), "tgt_len must be at least 1"),
         (lambda m: m.generate("a", max_tokens=-1), "max_tokens must be at least 0, got -1"),
         (lambda m: m.vocab.decode([-1]), "An id must be from 0 to"),
