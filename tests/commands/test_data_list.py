@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from shlex import split as words
 
 import pytest
 from tiny_runs import printed
@@ -54,11 +53,3 @@ def test_what_is_prepared_is_listed_with_its_own_counts(home, monkeypatch, capsy
     Path(whole["store"], "corpus.json").write_text("{")
     assert listed(capsys)["tiny"]["prepared"] == "damaged"
     assert main(["data"]) == 0 and "damaged" in capsys.readouterr().out
-
-
-def test_options_of_a_corpus_need_its_name(capsys):
-    assert main(words("data --source copy --newlines keep")) == 2
-    told = capsys.readouterr().err
-    assert (
-        told.startswith("txl: NAME must be given with --source, --newlines: one of enwik8, ") and told.count("\n") == 1
-    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import split as words
 
 import pytest
-from tiny_runs import printed, refused
+from tiny_runs import printed
 
 from transformer_xl.commands import recipes as journey
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
@@ -74,7 +74,3 @@ def test_the_vocabulary_of_a_prepared_corpus_counts(capsys):
     [entry] = listed("mine.toml", capsys).values()
     sized = load_recipe("mine.toml", ["--model.vocab-size", str(len(vocab))])
     assert entry["parameters"] == journey.count_parameters(sized.model)
-
-
-def test_an_unknown_recipe_is_refused(capsys):
-    assert "Did you mean ptb-small?" in refused("recipes ptb-smal", capsys)

@@ -269,7 +269,7 @@ def run(tmp_path_factory: pytest.TempPathFactory):
 
 
 class TestRun:
-    """`txl eval`: options work together, or are refused in a sentence."""
+    """`txl eval`: options work together."""
 
     def told(self, run: Path, capsys: pytest.CaptureFixture[str], **asked: Any) -> dict[str, Any]:
         capsys.readouterr()
@@ -357,27 +357,3 @@ class TestRun:
         model, end = small_model(vocab_size=256, dtype=torch.float32), ord("n")
         [plain], [counted] = (score_lines(model, BYTES, ["one"], LENGTHS, document_end=each) for each in (None, end))
         assert (plain.bytes, counted.bytes, plain.nats) == (4, 3, counted.nats)
-
-    @pytest.mark.parametrize(
-        ("asked", "sentence"),
-        [
-            ({"sliding": 9}, "--sliding must be at least 1 and at most 8, got 9"),
-            ({"sliding": 0, "tgt_len": 5}, "--sliding must be at least 1 and at most 5, got 0"),
-            ({"sliding": 1, "mem_len": (8,)}, "--sliding reads windows without memory: leave out"),
-            ({"sliding": 1, "same_length": True}, "--sliding reads windows without memory: leave out"),
-            ({"sliding": 1, "attn_len": (3,)}, "--sliding reads windows without memory: leave out"),
-            (
-                {"dynamic": "sgd", "precision": "fp16"},
-                "--precision must be auto, fp32 or bf16 with --dynamic",
-            ),
-            ({"dynamic_lr": 0.1}, "--dynamic-lr needs --dynamic sgd or rms"),
-            ({"dynamic": "sgd", "dynamic_epsilon": 0.1}, "--dynamic-epsilon needs --dynamic rms"),
-            ({"dynamic": "rms", "dynamic_epsilon": 0.0}, "--dynamic-epsilon must be above 0"),
-            ({"dynamic": "rms", "dynamic_lr": -1.0}, "--dynamic-lr must be at least 0 and at most"),
-            ({"temperature": 0.0}, "--temperature must be above 0, got 0.0"),
-        ],
-    )
-    def test_options_that_exclude_each_other_are_refused_in_one_sentence(self, run, asked, sentence):
-        with pytest.raises(ValueError, match=sentence) as refused:
-            Eval(run, device="cpu", **asked).run()
-        assert len(str(refused.value).splitlines()) == 1

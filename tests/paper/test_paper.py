@@ -173,25 +173,6 @@ def test_a_table_is_made_and_used_again_and_other_settings_are_refused(tmp_path:
     assert "was made with other settings" in shown.err and "sentences-shaw, seed" not in shown.out
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("paper table-11", "EXHIBIT must be one of table-1, "),
-        ("paper table-6 --size toy --rows our", "--rows must be some of ours, shaw, "),
-        ("paper table-6 --size toy --jobs 0", "--jobs must be at least 1, got 0."),
-        ("paper appendix-e --size small", "appendix-e has no models of size small. Give --size toy or paper."),
-        ("paper table-6 --rows ours", "--rows: only for models to train. Give --size too"),
-        ("paper --seeds 4 --again", "--seeds, --again: only for models to train. Give --size too"),
-        ("paper table-1 --size small --rows wikitext103-large", "wikitext103-large has no models of size small. Give"),
-        ("paper table-1 --size toy --launch nowhere", "nowhere: No such file or directory."),
-        ("paper table-1 --size toy --launch '\"a'", "--launch must be a command, got"),
-    ],
-)
-def test_what_cannot_be_made_is_refused_in_a_sentence(line: str, sentence: str, capsys):
-    assert main(words(line)) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_the_list_and_what_is_known_of_a_table_need_no_training(capsys):
     assert main(["paper"]) == 0
     listed = capsys.readouterr().out

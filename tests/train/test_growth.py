@@ -81,18 +81,6 @@ def test_new_words_for_a_run(tmp_path, monkeypatch, capsys) -> None:
     assert main(words(f"convert {new} --to {folder} --to-format huggingface")) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ("text-small --data {text} --corpus.unit word --corpus.extend-vocab", "corpus.extend_vocab needs --init"),
-        ("text-small --data {text} --corpus.unit bpe --corpus.extend-vocab", 'must be false for corpus.unit = "bpe"'),
-    ],
-)
-def test_what_cannot_grow_is_refused(options, why, tmp_path, capsys) -> None:
-    (tmp_path / "text.txt").write_text(OLD)
-    assert why in refused(f"train {options.format(text=tmp_path / 'text.txt')} --out {tmp_path}/out", capsys)
-
-
 def test_a_run_goes_on_with_the_recipe_of_another_kind(tmp_path) -> None:
     """text-words, which is chosen for words, has dropout on attention; an LSTM has none."""
     (tmp_path / "text.txt").write_text(OLD)
