@@ -337,16 +337,13 @@ def test_what_a_run_leaves_out_is_said(home, capsys):
     assert f"{len(shown.out) - len('the') - 1} characters in" in shown.err, "a text may have ended earlier"
 
 
-def test_a_title_names_only_what_differs_from_training() -> None:
-    from transformer_xl.commands.eval import Eval
-    from transformer_xl.evaluation.dynamic import DynamicConfig
-
-    rms, sgd = (DynamicConfig(rule=rule, lr=0.25, decay=0.5, epsilon=0.125) for rule in ("rms", "sgd"))
-    run = Path("run")
-    assert Eval(run).title(None) == ""
-    assert Eval(run, sliding=3).title(None) == "; windows sliding by 3"
-    assert Eval(run, temperature=0.5).title(sgd) == "; temperature 0.5; dynamic sgd, lr 0.25, decay 0.5"
-    assert Eval(run).title(rms) == "; dynamic rms, lr 0.25, decay 0.5, epsilon 0.125"
+def test_a_title_names_only_what_differs_from_training(home, capsys):
+    assert ";" not in printed("eval run", capsys).splitlines()[0]
+    changed = "; windows sliding by 3; temperature 0.5; dynamic rms, lr 0.25, decay 0.5, epsilon 0.1"
+    asked = "eval run --sliding 3 --temperature 0.5 --dynamic rms --dynamic-lr 0.25 --dynamic-decay 0.5"
+    assert changed in printed(asked, capsys).splitlines()[0]
+    title = printed("eval run --dynamic sgd", capsys).splitlines()[0]
+    assert "; dynamic sgd, lr " in title and "epsilon" not in title
 
 
 def test_a_home_that_cannot_be_written_is_told_with_its_variable(tmp_path, monkeypatch, capsys):
