@@ -265,12 +265,8 @@ def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
     assert trainer.advance().skipped and trainer.skipped == 1
     assert trainer.memory is memory
     assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
-    with pytest.raises(FloatingPointError, match=f"{MOST_SKIPPED} steps in a row"):
-        for _ in range(MOST_SKIPPED):
-            trainer.advance()
     handle.remove()
-    trainer.skipped = 0
-    assert not trainer.advance().skipped
+    assert not trainer.advance().skipped and trainer.skipped == 0
 
 
 def test_an_overflow_in_fp16_halves_the_scale_and_is_no_failure(corpus):
@@ -352,13 +348,6 @@ def test_a_step_waits_for_the_device_once_and_reduces_once(corpus, monkeypatch, 
     with Waits() as waits:
         result = trainer.advance(["a signal"])
     assert (waits.count, reductions, result.signals) == (1, ["total"], 1)
-
-
-def test_training_learns(corpus, tmp_path):
-    model, config = start(max_steps=60, lr=0.03, eval_every=0, tgt_len=10)
-    fit(model, corpus, config, tmp_path)
-    losses = [e["loss"] for e in Metrics(tmp_path / "metrics.jsonl").entries() if e["split"] == "train"]
-    assert losses[0] > 4 and losses[-1] < 2.6  # ten letters at random: ln 10 = 2.30
 
 
 AVERAGED = {"average_from": 4, "min_lr_ratio": 0.5}
