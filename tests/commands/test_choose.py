@@ -22,6 +22,7 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import inherited, open_corpus
 from transformer_xl.data.vocab import Vocab
 
+pytestmark = pytest.mark.usefixtures("own_folder")
 CODE = Path(os.__file__).read_bytes()[:20_000]
 
 
@@ -30,12 +31,6 @@ def prose(count: int, types: int = 300) -> bytes:
     dice = random.Random(1)
     drawn = [f"w{dice.randrange(types)}" for _ in range(count)]
     return "".join(" ".join(drawn[start : start + 10]) + "\n" for start in range(0, count, 10)).encode()
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -54,8 +49,8 @@ def test_a_text_is_read_as_bytes_unless_the_user_names_a_unit(unit: str | None, 
         assert "`txl train RECIPE --data 'a text.txt'` takes another" in shown
 
 
-def test_a_text_for_a_known_vocabulary_is_tokenised_once(home: Path, monkeypatch):
-    monkeypatch.setenv("TXL_HOME", str(home / "cache"))
+def test_a_text_for_a_known_vocabulary_is_tokenised_once(own_folder: Path, monkeypatch):
+    monkeypatch.setenv("TXL_HOME", str(own_folder / "cache"))
     Path("text.txt").write_bytes(prose(2_000))
     theirs = CorpusConfig(unit="word", min_count=7, document_end="w1")
     vocab = Vocab.build("word", [prose(2_000)], min_count=7)
@@ -143,7 +138,7 @@ def test_neither_a_recipe_nor_a_text_is_one_sentence(capsys):
     assert "must have a train split" in refused("train --data scored", capsys) and not Path("runs").exists()
 
 
-def test_the_choice_is_printed_recorded_and_not_made_again(home, capsys):
+def test_the_choice_is_printed_recorded_and_not_made_again(capsys):
     Path("my").mkdir()
     for name in ("a.txt", "b.txt"):
         Path("my", name).write_bytes(prose(3_000))

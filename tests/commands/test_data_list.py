@@ -15,10 +15,9 @@ TEXT = b"the quick brown fox\n" * 40
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def home(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TXL_HOME", str(own_folder / "cache"))
+    return own_folder
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:

@@ -15,11 +15,7 @@ from transformer_xl.config.recipe import load_recipe, packaged_recipes
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def listed(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:

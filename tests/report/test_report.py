@@ -36,6 +36,7 @@ from transformer_xl.run.checkpoint import load_model, save_checkpoint
 from transformer_xl.run.folder import Run, find_checkpoint
 from transformer_xl.train.choices import resolve_settings
 
+pytestmark = pytest.mark.usefixtures("own_folder")
 VOID = {"img", "meta", "br"}
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
 
@@ -66,11 +67,6 @@ class Page(HTMLParser):
     def values(self, name: str) -> list[str]:
         """The values of an attribute."""
         return [attrs[name] or "" for _, attrs in self.elements if name in attrs]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def page_of(*runs: Path, options: Sequence[str] = ()) -> Page:

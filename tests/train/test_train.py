@@ -488,9 +488,8 @@ def test_every_kind_of_training_compiles_with_the_same_result():
     assert counts[4][0] <= 15, "the compiler makes code for bands of any size, once"
 
 
-def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, capsys):
+def test_a_run_of_fit_goes_on_by_the_command_and_back(own_folder, capsys):
     """`fit` leaves the folder of `txl train`; an ended run says so."""
-    monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("a few words, again and again\n" * 200)
     sizes = "--model.n-layer 1 --model.d-model 8 --model.d-inner 8 --model.n-head 2 --model.d-head 4"
     config = load_recipe("text-small", [*sizes.split(), "--train.max-steps", "2"], data="text.txt")
