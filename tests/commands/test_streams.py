@@ -12,15 +12,12 @@ from shlex import split as words
 
 import numpy as np
 import pytest
-from tiny_runs import MODEL, TRAIN, printed, refused
+from tiny_runs import TINY, TRAIN, printed, refused
 
 from transformer_xl import StreamLoader, evaluate, load_model, load_recipe
 from transformer_xl.commands.main import main
 
-WITHOUT = words(
-    "--no-report --model.ngrams= --train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 2"
-)
-TINY = [*MODEL, *TRAIN, *WITHOUT]
+SHORT = [*TINY, *words("--model.ngrams= --train.save-every 2")]
 STATIC = ["--train.precision", "fp32"]
 TEXTS = [f"Document {number} holds {number * number} and more.\n" for number in range(60)]
 
@@ -39,8 +36,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ids[4_500:].tofile("chars/val.bin")
         Path("chars/meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(stoi)}))
         Path("lines.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-        assert main(["train", "--data", "chars", *TINY, *STATIC]) == 0
-        assert main(["train", "text-fast", "--data", "lines.jsonl", *TINY, *STATIC, "--out", "runs/lines"]) == 0
+        assert main(["train", "--data", "chars", *SHORT, *STATIC]) == 0
+        assert main(["train", "text-fast", "--data", "lines.jsonl", *SHORT, *STATIC, "--out", "runs/lines"]) == 0
         yield folder
 
 
@@ -108,15 +105,15 @@ def test_analyses_and_the_page_show_ids(home: Path, capsys):
 
 
 def test_a_run_of_ids_resumes_and_its_vocabulary_may_be_larger(home: Path, capsys):
-    without_split = " ".join(["train", "text-fast", "--data", "chars", *TINY, *STATIC, "--out", "runs/wide"])
+    without_split = " ".join(["train", "text-fast", "--data", "chars", *SHORT, *STATIC, "--out", "runs/wide"])
     assert "eval.split must be train or valid for the corpus chars, got test." in refused(without_split, capsys)
-    wide = ["train", "text-fast", "--data", "chars", *TINY, *STATIC, *words("--eval.split valid --out runs/wide")]
+    wide = ["train", "text-fast", "--data", "chars", *SHORT, *STATIC, *words("--eval.split valid --out runs/wide")]
     assert main([*wide, "--model.vocab-size", "300"]) == 0
     assert len(load_model("runs/wide").vocab) == 300
     assert "Resumed from step 4" in printed("train --resume --out runs/wide --train.max-steps 6", capsys)
     np.save("other.npy", [7, 299] * 99)
     printed("eval runs/wide --data other.npy", capsys)
-    narrow = ["train", "text-fast", "--data", "chars", *TINY, "--model.vocab-size", "9", "--out", "runs/narrow"]
+    narrow = ["train", "text-fast", "--data", "chars", *SHORT, "--model.vocab-size", "9", "--out", "runs/narrow"]
     assert "must hold ids from 0 to 8" in refused(" ".join(narrow), capsys) and not Path("runs/narrow").exists()
     tuned = ["train", "--data", "other.npy", "--init", "runs/wide", *TRAIN, *STATIC, "--out", "runs/tuned"]
     assert main(tuned) == 0 and len(load_model("runs/tuned").vocab) == 300
