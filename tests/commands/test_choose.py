@@ -127,17 +127,6 @@ def test_a_token_store_keeps_its_tokens():
         assert open_corpus(config.corpus).header.unit == unit
 
 
-def test_neither_a_recipe_nor_a_text_is_one_sentence(capsys):
-    assert "RECIPE or --data must be given" in refused("train", capsys)
-    assert "RECIPE or --data must be given" in refused("train --resume", capsys)
-    assert "there is no nope" in refused("train --data nope", capsys)
-    Path("empty.txt").touch()
-    assert "empty" in refused("train --data empty.txt", capsys)
-    Path("scored").mkdir()
-    Path("scored/test.txt").write_text("no split to train on")
-    assert "must have a train split" in refused("train --data scored", capsys) and not Path("runs").exists()
-
-
 def test_the_choice_is_printed_recorded_and_not_made_again(capsys):
     Path("my").mkdir()
     for name in ("a.txt", "b.txt"):

@@ -200,9 +200,6 @@ def test_resuming_allows_only_changes_without_effect_on_the_result(home, capsys)
     assert sentences == ["RECIPE must be text-small, by which run began, or run/config.toml, got text-fast."]
     [sentence] = refused(words("train text-fast --out nowhere --resume"), capsys)
     assert "nowhere holds no run to resume" in sentence
-    for resume in ("", " --resume auto"):
-        [sentence] = refused(words(f"train --out nowhere{resume}"), capsys)
-        assert "RECIPE or --data must be given" in sentence
     away = (home / "run/config.toml").rename(home / "run/away")
     [sentence] = refused(words("train --out run --resume"), capsys)
     away.rename(home / "run/config.toml")

@@ -301,6 +301,12 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
         ("eval run --dynamic rms --dynamic-epsilon 0", "--dynamic-epsilon must be above 0"),
         ("eval run --dynamic rms --dynamic-lr -1", "--dynamic-lr must be at least 0 and at most"),
         ("eval run --temperature 0", "--temperature must be above 0, got 0.0"),
+        ("train", "RECIPE or --data must be given"),
+        ("train --resume", "RECIPE or --data must be given"),
+        ("train --out nowhere --resume auto", "RECIPE or --data must be given"),
+        ("train --data nope --out x", "there is no nope"),
+        ("train --data empty.txt --out x", "empty.txt has nothing for the train split: it is empty"),
+        ("train --data scored --out x", "must have a train split"),
         ("data --source copy --newlines keep", "txl: NAME must be given with --source, --newlines: one of enwik8, "),
         ("recipes ptb-smal", "Did you mean ptb-small?"),
         ("demo --minutes 0.05 --out x", "--minutes must be at least 0.1 and below 1,000,000"),
@@ -319,6 +325,9 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
 )
 def test_a_refusal_names_the_cause_and_a_way_out(line, sentence, home, capsys):
     Path("one.jsonl").write_text(json.dumps({"text": "a b c " * 999}) + "\n")
+    Path("empty.txt").touch()
+    Path("scored").mkdir(exist_ok=True)
+    Path("scored/test.txt").write_text("no split to train on")
     Path("none").mkdir(exist_ok=True)
     Path("none", "environment.json").write_text("{}")
     shutil.copy("run/config.toml", "none")
