@@ -286,6 +286,8 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
         ),
         ("eval run --mem-len 5 --attn-len 7", "txl: --attn-len must be at most --mem-len + 1 = 6, got 7"),
         ("train text-small --data text.txt --out x --model.vocab-size 204", "model.vocab_size must be 256"),
+        ("report nowhere", "nowhere is not a run: it must be a folder"),
+        ("report", "at least one run"),
         ("report run --device foo", "torch finds no other here, got 'foo'"),
         ("train --resume --out run --train.max-steps 3", "train.max_steps must be at least 4, the step that run has"),
         ("train text-small --data text.txt --out x --corpus.extend-vocab", "corpus.extend_vocab needs --init"),
