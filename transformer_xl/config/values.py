@@ -50,6 +50,10 @@ def alternatives(hint: Hint) -> tuple[Hint, ...]:
 def fits(value: Value, hint: Hint) -> bool:
     """Whether a value has the type of a setting. True and NaN do not count as numbers. All items of a tuple have one
     type."""
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_WHOLE
     if len(alternatives(hint)) > 1:
         return any(fits(value, kind) for kind in alternatives(hint))
     if get_origin(hint) is Literal:
@@ -58,10 +62,6 @@ def fits(value: Value, hint: Hint) -> bool:
         kind, *more = get_args(hint)
         sized = isinstance(value, tuple) and (more == [Ellipsis] or len(value) == 1 + len(more))
         return sized and all(fits(item, kind) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_WHOLE
     return isinstance(value, hint)
 
 

@@ -61,7 +61,7 @@ class Record:
     def evaluations(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.get("split") not in (None, "train")]
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The last step that an entry names."""
         return max((int(number(entry.get("step", 0))) for entry in self.entries), default=0)
