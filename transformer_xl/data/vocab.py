@@ -267,17 +267,16 @@ class Vocab:
         """
         if self.unit == "id":
             return None
-        if not self.is_text:
-            sizes = list(map(len, self.token_bytes))
-        else:
-            space = int(self.unit == "word")
-            sizes = [len(str(token).encode("utf-8", "surrogatepass")) + space for token in self.symbols]
-            one = self.line_end if self.unit == "word" else self.unk
-            if one is not None:
-                sizes[one] = 1
+        sizes = self._sizes.copy()
         if document_end not in (None, self.line_end):
             sizes[document_end] = 0
-        return np.array(sizes, np.int64)
+        return sizes
+
+    @cached_property
+    def _sizes(self) -> Int[np.ndarray, " V"]:
+        space, one = (1, self.line_end) if self.unit == "word" else (0, self.unk if self.unit == "char" else None)
+        texts = (str(s).encode("utf-8", "surrogatepass") for s in self.symbols) if self.is_text else self.token_bytes
+        return np.array([1 if i == one else len(text) + space for i, text in enumerate(texts)], np.int64)
 
     def to_json(self) -> dict[str, Any]:
         """The content of `vocab.json`."""
