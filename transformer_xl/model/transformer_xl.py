@@ -7,6 +7,7 @@ The state is an argument and a return value; no layer keeps anything between cal
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -357,8 +358,10 @@ class TransformerXL(nn.Module):
         In half precision, the weights of matrix products are rounded once, not in every call. The embedding's tables
         are not rounded, because they are looked up and not multiplied; the softmax then has its own tables.
         """
-        kept = {id(p): p for p in self.parameters()}
-        copied = deepcopy(self, dict(kept))
+        kept: dict[int, Any] = {id(p): p for p in self.parameters()}
+        parts = (part for module in self.modules() for part in vars(module).values())
+        empty = {id(part): type(part)() for part in parts if type(part) in (OrderedDict, dict, set) and not part}
+        copied = deepcopy(self, kept | empty)  # deepcopy takes longer for a module's dozen empty tables
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
         if half is not None:
             copied.softmax = deepcopy(copied.softmax, dict(kept))
