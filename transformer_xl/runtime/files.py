@@ -82,7 +82,7 @@ def _temporary_file(path: Path) -> Iterator[Path]:
 
 def plain_file(path: Path) -> Path:
     """Refuse a folder, and a pipe or device, which may never end. The call that opens `path` reports a missing file."""
-    if path.exists() and not path.is_file():
+    if not path.is_file() and path.exists():  # in this order a file is looked up once
         raise Mistake(f"{path} must be a file, and is a folder, a pipe or a device. Save its content in a file first.")
     return path
 
