@@ -297,12 +297,12 @@ def _encode(
             yield block.astype(vocab.dtype), size
             size = 0
         return
-    tokens, opens, last = 0, opens and vocab.newlines == "sentence", vocab.opening_ids
+    tokens, opens, last = 0, opens and vocab.newlines == "sentence", vocab.opening_ids.tolist()
     for piece in pieces(text, vocab.unit):
         ids = vocab.encode(b"\n" + piece if opens and not tokens else piece, start=tokens)
         tokens += ids.size
-        last = np.append(last, ids[-2:])[-2:]
+        last = [*last, *ids[-2:].tolist()][-2:]
         yield ids, len(piece)
-    written = last[:-1] if last[-1:].tolist() == [vocab.line_end] else last  # `pieces` ends the last line of words
+    written = last[:-1] if last[-1:] == [vocab.line_end] else last  # `pieces` ends the last line of words
     if end is not None and end not in (*written[-1:], *last[-1:]):
         yield np.array([end], vocab.dtype), 0

@@ -67,4 +67,5 @@ class Header:
         return cls(splits=splits, **content)
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": VERSION, "seal": digest_of_json(asdict(self)), **asdict(self)}
+        content = asdict(self)
+        return {"format": FORMAT, "version": VERSION, "seal": digest_of_json(content), **content}

@@ -134,7 +134,7 @@ class Vocab:
     def __repr__(self) -> str:
         return f"Vocab({self})"
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The smallest little-endian integer type for the ids."""
         return np.dtype("u1" if len(self) <= 1 << 8 else "<u2" if len(self) <= 1 << 16 else "<i4")
