@@ -31,6 +31,9 @@ from .sliding import Sliding
 
 Prompt = str | bytes | Integer[np.ndarray, " n"]
 """A text to continue, or the ids of its tokens."""
+_SCORES = 1 << 18
+"""How many scores to sort out at a time. With large vocabularies, memory for all rows at once would take most of the
+time: a system gives large blocks anew each time."""
 
 
 class Context(NamedTuple):
@@ -141,9 +144,12 @@ def sample(
     """
     if log_probs.isnan().any():
         raise FloatingPointError("The model's probabilities are not numbers (nan), so nothing can be drawn from them.")
-    cumulative = next_token_probs(log_probs.cpu(), sampling).cumsum(dim=1)
     uniform = torch.stack([torch.rand(1, generator=generator, dtype=torch.float64) for generator in generators])
-    return torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).squeeze(1)
+    rows, drawn = max(_SCORES // log_probs.shape[1], 1), []
+    for scores, at in zip(log_probs.cpu().split(rows), uniform.split(rows), strict=True):
+        cumulative = next_token_probs(scores, sampling).cumsum(dim=1)
+        drawn.append(torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True))
+    return torch.cat(drawn).squeeze(1)
 
 
 def stream(
