@@ -181,8 +181,9 @@ def stream(
     drawn: list[list[int]] = [[] for _ in prompts]
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
     if state is None and model.takes_padding:  # otherwise zeros before the row count: a longer memory has more of them
-        most = max(max(map(len, prompts)) + max_tokens, (lengths.attn_len or 1) - 1)
-        lengths = replace(lengths, mem_len=min(lengths.mem_len, most))  # a step allocates its memory whole
+        most = max(map(len, prompts)) + max_tokens
+        attn_len = None if (lengths.attn_len or 0) >= most else lengths.attn_len  # a limit that no token reaches
+        lengths = replace(lengths, mem_len=min(lengths.mem_len, most), attn_len=attn_len)  # a step allocates them whole
     for _ in range(max_tokens):
         if past is None:
             log_probs, past = read_prompts(model, prompts, lengths, precision, state)
