@@ -56,16 +56,17 @@ def attention(weights: Weights, config: Any, lengths: Any, n: int, x: np.ndarray
     W_q, W_k, W_v = weights[f"{name}.qkv.weight"].reshape(3, H, K, D)
     W_r = weights[f"{name}.position.weight"].reshape(H, K, D)
     W_o = weights[f"{name}.output.weight"].reshape(D, H, K)
+    gain = weights.get(f"{name}.qk_norm", 1)
     u, v = (weights[bias][n if config.untie_r else 0] for bias in ("backbone.content_bias", "backbone.position_bias"))
     farthest = M + T if lengths.clamp_len is None else lengths.clamp_len
     window = M + T if lengths.attn_len is None else lengths.attn_len
     out = np.zeros(x.shape, W_o.dtype)
     for h in range(H):
-        keys = [W_k[h] @ row for row in context]
+        keys = [standardised(config, W_k[h] @ row) for row in context]
         values = [W_v[h] @ row for row in context]
         relative = [W_r[h] @ encoding(min(d, farthest), D) for d in range(M + T)]
         for i in range(T):
-            query, scores, attended = W_q[h] @ context[M + i], [], []
+            query, scores, attended = gain * standardised(config, W_q[h] @ context[M + i]), [], []
             for j in range(M + T):
                 d = M + i - j
                 if 0 <= d < window:
@@ -76,6 +77,12 @@ def attention(weights: Weights, config: Any, lengths: Any, n: int, x: np.ndarray
                 out[i] += np.exp(log_p) * (W_o[:, h] @ value)
     out = np.stack([join(weights, config, f"{name}.join", *rows) for rows in zip(x, out, strict=True)])
     return out if config.pre_lnorm else norm(weights, config, f"{name}.norm", out)
+
+
+def standardised(config: Any, head: np.ndarray) -> np.ndarray:
+    """With QK-norm, a head's query or key with mean 0 and variance 1."""
+    centred = head - head.mean()
+    return centred / np.sqrt((centred**2).mean() + 1e-5) if config.qk_norm else head
 
 
 def join(weights: Weights, config: Any, name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:

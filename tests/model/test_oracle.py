@@ -46,6 +46,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "tie_projs": draw(st.just(()) | st.tuples(*[st.booleans()] * bands)),
         "untie_r": draw(st.booleans()),
         "pre_lnorm": draw(st.booleans()),
+        "qk_norm": draw(st.booleans()),
         "final_norm": draw(st.booleans()),
         "layer_norm_epsilon": draw(st.sampled_from([1e-5, 1e-12, 1e-3])),
         "embedding_scale": draw(st.sampled_from([None, 0.7])),
