@@ -16,7 +16,6 @@ from transformer_xl.config.settings import TransformerXLConfig
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.baselines.recurrent import Recurrent
-from transformer_xl.model.memory import Memory
 from transformer_xl.runtime.device import autocast
 from transformer_xl.train.objective import Objective
 
@@ -93,19 +92,9 @@ def test_without_memory_each_segment_starts_from_zeros(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_independent(kind):
-    model, ids = small(kind), text(3, 7)
-    state = read(model, ids, LONG).memory
-    later = text(3, 4, seed=1)
-    reset = read(model, later, LONG, memory=state.reset(torch.tensor([False, True, False]))).hidden
-    torch.testing.assert_close(reset[1:2], read(model, later[1:2], LONG).hidden)
-    torch.testing.assert_close(reset[[0, 2]], read(model, later, LONG, memory=state).hidden[[0, 2]])
-    chosen = Memory.cat([state.select(torch.tensor([2])), model.empty_memory(1, LONG), state.select(slice(0, 1))])
-    mixed = read(model, later, LONG, memory=chosen).hidden
-    torch.testing.assert_close(mixed[1:2], read(model, later[1:2], LONG).hidden)
-    torch.testing.assert_close(mixed[:1], read(model, later[:1], LONG, memory=state.select(slice(2, 3))).hidden)
+def test_rows_of_unequal_lengths_are_refused(kind):
     with pytest.raises(Mistake, match="one length"):
-        model.empty_memory(2, LONG, torch.tensor([0, -1]))
+        small(kind).empty_memory(2, LONG, torch.tensor([0, -1]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
