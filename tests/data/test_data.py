@@ -12,7 +12,6 @@ import pickle
 import shutil
 import threading
 import time
-import tracemalloc
 import zipfile
 from dataclasses import replace
 from itertools import chain
@@ -485,18 +484,6 @@ class TestAnyText:
         (tmp_path / "a.txt").write_bytes(start + b" is a text" * 40)
         corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt")))
         assert corpus.vocab.decode_bytes(corpus.split("train").ids).startswith(start + b" is a text")
-
-    def test_a_large_text_stays_on_disk(self, tmp_path: Path) -> None:
-        file = tmp_path / "large.txt"
-        file.write_bytes(b"a line of text\n" * (1 << 21))
-        tracemalloc.start()
-        try:
-            corpus = open_corpus(CorpusConfig(name=str(file)))
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert sum(split.tokens for split in corpus.header.splits.values()) == file.stat().st_size
-        assert peak < file.stat().st_size / 2
 
     def test_files_that_a_killed_process_unpacked_are_removed(self, tmp_path, monkeypatch) -> None:
         monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))

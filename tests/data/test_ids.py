@@ -22,7 +22,7 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.ids import MOST_IDS
 from transformer_xl.data.reading import Span, documents
-from transformer_xl.data.vocab import Vocab
+from transformer_xl.data.vocab import Unit, Vocab
 from transformer_xl.mistake import Mistake
 
 SPLITS = ("train", "valid", "test")
@@ -97,18 +97,6 @@ class TestFiles:
         assert len(opened(tmp_path, Vocab.of_ids(50_304)).vocab) == 50_304
         with pytest.raises(Mistake, match=r"val\.npy must hold ids from 0 to 8, .* got 9 as number 9 from 0"):
             opened(tmp_path, Vocab.of_ids(9))
-
-    def test_a_large_file_stays_on_disk(self, tmp_path: Path) -> None:
-        file = tmp_path / "large.npy"
-        np.save(file, np.resize(np.arange(65, dtype=np.uint16), 1 << 24))
-        tracemalloc.start()
-        try:
-            corpus = opened(file)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert sum(split.tokens for split in corpus.header.splits.values()) == 1 << 24
-        assert peak < file.stat().st_size / 2
 
     @pytest.mark.parametrize(
         ("name", "content", "sentence"),
@@ -334,3 +322,20 @@ def test_a_byte_order_mark_moves_no_cut(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
     corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt"), unit="char"))
     assert "".join(corpus.vocab.decode(corpus.split(name).ids) for name in SPLITS) == text
+
+
+@pytest.mark.parametrize("unit", ["id", "byte"])
+def test_a_large_file_stays_on_disk(tmp_path: Path, unit: Unit) -> None:
+    file = tmp_path / ("large.npy" if unit == "id" else "large.txt")
+    if unit == "id":
+        np.save(file, np.resize(np.arange(65, dtype=np.uint16), 1 << 24))
+    else:
+        file.write_bytes(b"a line of text\n" * (1 << 21))
+    tracemalloc.start()
+    try:
+        corpus = open_corpus(CorpusConfig(name=str(file), unit=unit))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(split.tokens for split in corpus.header.splits.values()) == (1 << 24 if unit == "id" else 15 << 21)
+    assert peak < file.stat().st_size / 2
