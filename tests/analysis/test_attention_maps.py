@@ -254,16 +254,21 @@ def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, star
 WORDS = "the cat sat on the mat and cost $ 5 in 日本 for the dog ate the cat\n" * 20
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory):
-    """A run over words and its text."""
-    folder = tmp_path_factory.mktemp("home")
+VOCAB = Vocab.build("word", [WORDS])
+
+
+def run_in(folder: Path, **shape: Any) -> Path:
+    """A folder with a run over words and its text."""
     (folder / "text.txt").write_text(WORDS)
-    vocab = Vocab.build("word", [WORDS])
-    model = small_model(vocab_size=len(vocab), dtype=torch.float32)
-    config = RunConfig(model=model.config, train=TrainConfig(tgt_len=8, mem_len=10))
-    save_checkpoint(folder / "run", model=model, vocab=vocab, config=config)
+    model = small_model(vocab_size=len(VOCAB), dtype=torch.float32, **shape)
+    config = RunConfig(train=TrainConfig(tgt_len=8, mem_len=10))
+    save_checkpoint(folder / "run", model=model, vocab=VOCAB, config=config)
     return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_in(tmp_path_factory.mktemp("home"))
 
 
 def looked(home: Path, out: Path | None, **options: Any) -> dict[str, Any]:
@@ -345,17 +350,11 @@ def test_pictures_allow_many_heads_long_words_and_any_character(tmp_path: Path):
     assert len(paths) == 4 and all(path.stat().st_size > 1000 for path in paths)
 
 
-def test_a_token_that_ends_documents_hides_what_is_before_it(home: Path, tmp_path: Path, monkeypatch):
+def test_a_token_that_ends_documents_hides_what_is_before_it(tmp_path: Path, monkeypatch):
     """As where documents are apart: the token begins its document."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # draws nothing
-    vocab = Vocab.build("word", [WORDS])
-    end = vocab.id_of("and")
-    model = small_model(vocab_size=len(vocab), dtype=torch.float32, document_end=end)
-    config = RunConfig(model=model.config, train=TrainConfig(tgt_len=8, mem_len=10))
-    save_checkpoint(tmp_path / "run", model=model, vocab=vocab, config=config)
-    Attention(tmp_path / "run", data=str(home / "text.txt"), split="train", positions=(11, 33), out=tmp_path).run()
-    looks = json.loads((tmp_path / "attention.json").read_text())["positions"]
-    for look in looks:
+    home = run_in(tmp_path, document_end=VOCAB.id_of("and"))
+    for look in looked(home, None, positions=(11, 33))["positions"]:
         assert look["tokens"][0] == "and" and "and" not in look["tokens"][1:], "the last document alone"
 
 

@@ -8,6 +8,7 @@ import math
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,23 +120,18 @@ def home(tmp_path_factory: pytest.TempPathFactory):
         save_checkpoint(folder / name, model=build(config.model.kind).float(), vocab=BYTES, config=config)
     vocab = Vocab.build("word", [words])
     model = small_model(vocab_size=len(vocab), dtype=torch.float32)
-    save_checkpoint(folder / "words", model=model, vocab=vocab, config=replace(CONFIG, model=model.config))
+    save_checkpoint(folder / "words", model=model, vocab=vocab, config=CONFIG)
     return folder
 
 
-def recl(runs: list[Path], **options: Any) -> dict[str, Any]:
+def facts_of(command: type[Recl] | type[Length], runs: list[Path], **options: Any) -> dict[str, Any]:
     """The facts that the command prints as JSON."""
     with redirect_stdout(io.StringIO()) as printed:
-        Recl(tuple(runs), **options, json=True).run()
+        command(tuple(runs), **options, json=True).run()
     return json.loads(printed.getvalue())
 
 
-def length(runs: list[Path], **options: Any) -> dict[str, Any]:
-    with redirect_stdout(io.StringIO()) as printed:
-        Length(tuple(runs), **options, json=True).run()
-    return json.loads(printed.getvalue())
-
-
+recl, length = partial(facts_of, Recl), partial(facts_of, Length)
 SMALL = {"step": 4, "max_context": 16, "positions": 40, "split": "train"}
 
 
@@ -224,7 +220,7 @@ def test_each_document_of_one_stream_has_its_own_contexts(tmp_path: Path, undraw
     """A target of RECL has its whole context in its document, as where documents are apart."""
     (tmp_path / "text.txt").write_text(("a" * 30 + "|") * 40)
     model = small_model(vocab_size=256, dtype=torch.float32, document_end=ord("|"))
-    save_checkpoint(tmp_path / "run", model=model, vocab=BYTES, config=replace(CONFIG, model=model.config))
+    save_checkpoint(tmp_path / "run", model=model, vocab=BYTES, config=CONFIG)
     recl([tmp_path / "run"], data=str(tmp_path / "text.txt"), out=tmp_path, **SMALL)
     positions = np.load(tmp_path / "recl.npz")["positions"]
     assert ((positions + 1) % 31 >= 16).all(), "a document begins with its |"
