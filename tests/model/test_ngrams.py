@@ -78,18 +78,6 @@ def test_dropout_leaves_out_whole_n_grams_and_only_in_training() -> None:
     assert abs(kept.double().mean().item() - 0.75) < 6 * (0.25 * 0.75 / kept.numel()) ** 0.5
 
 
-def test_n_grams_are_left_out_in_training_alone() -> None:
-    model, ids = small_model(train=True, **NGRAMS, ngram_dropout=0.999_999), text(2, 9)
-
-    def added() -> torch.Tensor:
-        zeros, memory = torch.zeros(2, 9, 14, dtype=torch.float64), model.empty_memory(2, lengths(5))
-        return model.ngrams.add(zeros, ids, memory, 5)[0]
-
-    assert not added().all(-1).any()
-    model.eval()
-    assert added().all()
-
-
 def test_a_memory_without_its_tokens_is_refused() -> None:
     model, call = small_model(**NGRAMS), lengths(5)
     given = read(model, text(2, 5), call).memory
