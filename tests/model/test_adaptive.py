@@ -37,18 +37,6 @@ def filled(module: Any, seed: int) -> Any:
     return module.double()
 
 
-def config(shape: dict, scale: float = 1.0) -> TransformerXLConfig:
-    return TransformerXLConfig(**shape, d_model=D_MODEL, embedding_scale=scale)
-
-
-def embedding(shape: dict, seed: int = 0, scale: float = 1.0) -> AdaptiveEmbedding:
-    return filled(AdaptiveEmbedding(config(shape, scale)), seed)
-
-
-def softmax(shape: dict, seed: int = 0) -> AdaptiveSoftmax:
-    return filled(AdaptiveSoftmax(config(shape)), seed)
-
-
 @pytest.mark.parametrize("shape", [{}, {"cutoffs": (5, 11), "div_val": 2}])
 def test_second_derivatives_are_refused(shape: dict) -> None:
     """Gradients are added in place, so the derivatives of gradients would be wrong."""
@@ -63,6 +51,8 @@ def test_second_derivatives_are_refused(shape: dict) -> None:
 
 IDS = torch.tensor([[0, 16, 1, 3, 4], [13, 2, 5, 5, 11], [12, 1, 0, 16, 7]])
 TARGETS = torch.tensor([[16, 1, -1, 4, 13], [2, 5, 3, -1, 11], [1, 0, 16, 7, 12]])
+SHARES = torch.rand(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+"""What each loss counts."""
 
 
 @contextmanager
@@ -75,7 +65,8 @@ def blocks_of(columns: int) -> Iterator[None]:
 
 
 def tied(shape: dict, *, weight: bool = True) -> tuple[AdaptiveEmbedding, AdaptiveSoftmax]:
-    first, last = embedding(shape, seed=1), softmax(shape, seed=2)
+    config = TransformerXLConfig(**shape, d_model=D_MODEL, embedding_scale=1.0)
+    first, last = filled(AdaptiveEmbedding(config), seed=1), filled(AdaptiveSoftmax(config), seed=2)
     last.tie(first, weight=weight, projections=(True,) * (1 + len(shape["cutoffs"])))
     return first, last
 
@@ -88,46 +79,36 @@ def gradients(first: AdaptiveEmbedding, last: AdaptiveSoftmax) -> dict[str, Tens
 
 
 def chained(first: AdaptiveEmbedding, last: AdaptiveSoftmax, ids: Tensor, targets: Tensor) -> Tensor:
-    """A loss in which the softmax uses the tables that the embedding returned."""
+    """Losses in which the softmax uses the tables that the embedding returned."""
     x, tables = first.lookup(ids)
-    return last.nll(x.tanh(), targets, tables).sum()
+    return last.nll(x.tanh(), targets, tables)
 
 
 def apart(first: AdaptiveEmbedding, last: AdaptiveSoftmax, ids: Tensor, targets: Tensor) -> Tensor:
-    """The same loss from whole distributions; embedding and softmax use the tables separately."""
+    """The same losses from whole distributions; embedding and softmax use the tables separately."""
     logs = last.log_probs(first(ids).tanh()).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    return -(logs * (targets >= 0)).sum()
+    return -logs * (targets >= 0)
 
 
 @pytest.mark.parametrize("columns", [1, 3, 1000])
-@each_shape
-def test_blocks_change_no_loss_and_no_gradient(shape: dict, columns: int) -> None:
-    module = softmax(shape)
-    hidden = torch.randn(3, 5, D_MODEL, dtype=torch.float64, requires_grad=True)
-    leaves, weight = [hidden, *module.parameters()], torch.rand(3, 5, dtype=torch.float64)
-    logs = module.log_probs(hidden).gather(-1, TARGETS.clamp(min=0)[..., None])[..., 0]
-    expected = -logs * (TARGETS >= 0)
-    with blocks_of(columns):
-        nll = module.nll(hidden, TARGETS)
-        torch.testing.assert_close(nll, expected)
-        found = torch.autograd.grad((nll * weight).sum(), leaves)
-    torch.testing.assert_close(found, torch.autograd.grad((expected * weight).sum(), leaves))
-
-
 @pytest.mark.parametrize("weight", [True, False], ids=["tied", "untied"])
 @each_shape
-def test_a_table_gets_the_gradient_of_all_its_uses(shape: dict, weight: bool) -> None:
+def test_blocks_change_no_loss_and_a_table_gets_the_gradient_of_all_its_uses(shape, weight, columns) -> None:
     first, last = tied(shape, weight=weight)
-    apart(first, last, IDS, TARGETS).backward()
+    losses = apart(first, last, IDS, TARGETS)
+    (losses * SHARES).sum().backward()
     expected = gradients(first, last)
-    with blocks_of(3):
-        chained(first, last, IDS, TARGETS).backward()
+    parts = slice(0, 1), slice(1, 3)
+    with blocks_of(columns):
+        found = chained(first, last, IDS, TARGETS)
+        torch.testing.assert_close(found, losses)
+        (found * SHARES).sum().backward()
         torch.testing.assert_close(gradients(first, last), expected)
-        halves = [chained(first, last, IDS[rows], TARGETS[rows]) for rows in (slice(0, 1), slice(1, 3))]
+        halves = [(chained(first, last, IDS[rows], TARGETS[rows]) * SHARES[rows]).sum() for rows in parts]
         (halves[0] + halves[1]).backward()  # two segments, one backward
         torch.testing.assert_close(gradients(first, last), expected)
-        for rows in (slice(0, 1), slice(1, 3)):  # chunks of one step
-            chained(first, last, IDS[rows], TARGETS[rows]).backward()
+        for rows in parts:  # chunks of one step
+            (chained(first, last, IDS[rows], TARGETS[rows]) * SHARES[rows]).sum().backward()
         torch.testing.assert_close(gradients(first, last), expected)
 
 
@@ -137,9 +118,9 @@ def test_frozen_weights_get_no_gradient_and_others_do(shape: dict, frozen: str) 
     first, last = tied(shape)
     for name, parameter in last.named_parameters():
         parameter.requires_grad_(name.partition(".")[0] != frozen)
-    apart(first, last, IDS, TARGETS).backward()
+    apart(first, last, IDS, TARGETS).sum().backward()
     expected = gradients(first, last)
-    chained(first, last, IDS, TARGETS).backward()
+    chained(first, last, IDS, TARGETS).sum().backward()
     found = gradients(first, last)
     torch.testing.assert_close(found, expected)
     assert all((gradient is None) == (name.split(".")[1] == frozen) for name, gradient in found.items())
@@ -152,10 +133,10 @@ def test_a_step_allocates_neither_all_scores_nor_two_tensors_as_large_as_the_tab
     ids = torch.randint(110, 997, (5, 11), generator=torch.Generator().manual_seed(0))
     scores = ids.numel() * (997 - max(cutoffs, default=0))
     with Made() as made:
-        apart(first, last, ids, ids.flip(0)).backward()
+        apart(first, last, ids, ids.flip(0)).sum().backward()
     assert made.of(scores), "it records allocations"
     with blocks_of(13), Made() as made:
-        chained(first, last, ids, ids.flip(0)).backward()
+        chained(first, last, ids, ids.flip(0)).sum().backward()
     assert made.of(997 * D_MODEL) == ["aten.empty_like.default"] and not made.of(scores)
     table = first.tables[0].requires_grad_(False)
     with blocks_of(13), Made() as made:  # a frozen table needs no gradient
