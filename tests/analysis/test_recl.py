@@ -65,12 +65,6 @@ def test_a_weight_equals_that_many_copies_of_a_position(losses, share, data):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
-def falling(contexts: np.ndarray, cuts: list[int], slopes: np.ndarray) -> np.ndarray:
-    """l_i(c, t) = 9 - slope_t log(min(c, cut_i)): model i learns from more text up to its cut."""
-    seen = np.minimum(contexts, np.array(cuts)[:, None])
-    return 9 - slopes * np.log(seen)[..., None]
-
-
 def test_a_gain_that_does_not_end_is_marked_as_not_reached():
     relative = np.array([[0.5, 0.02, 0.02], [0.5, 0.005, 0.5], [0.001, 0.5, 0.5]])
     tokens, reached, _ = effective_length(np.stack([relative, relative]), np.array([10, 20, 30, 40]))
@@ -78,9 +72,10 @@ def test_a_gain_that_does_not_end_is_marked_as_not_reached():
 
 
 def test_intervals_hold_the_truth_and_shrink_to_it_without_noise():
+    """l_i(c, t) = 9 - log(min(c, cut_i)) / 2: model i learns from more text up to its cut."""
     random = np.random.default_rng(5)
     places = np.sort(random.choice(20_000, 600, replace=False))
-    exact = falling(CONTEXTS, [20, 40], np.full(600, 0.5))
+    exact = (9 - np.log(np.minimum(CONTEXTS, [[20], [40]])) / 2)[..., None].repeat(600, 2)
     draws = resample(places, 55, seed=1, replicates=50)
     found = measure(exact, CONTEXTS, 0.5, draws)
     for tokens, reached, interval in (found.length, found.net):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,8 @@ def opened(path: Path, column: str = "", **how: Any) -> Corpus:
     return open_corpus(CorpusConfig(name=str(path), column=column, **how))
 
 
-def write_stream(table: Any, file: Path) -> None:
-    with ipc.new_stream(file, table.schema) as out:
-        out.write_table(table, max_chunksize=7)
-
-
-def write_file(table: Any, file: Path) -> None:
-    with ipc.new_file(file, table.schema) as out:
+def write_arrow(table: Any, file: Path, opened: Any = ipc.new_stream) -> None:
+    with opened(file, table.schema) as out:
         out.write_table(table, max_chunksize=7)
 
 
@@ -46,8 +42,8 @@ def write_lines(table: Any, file: Path) -> None:
 
 WRITERS: dict[str, Any] = {
     "a.parquet": lambda table, file: parquet.write_table(table, file, row_group_size=7),
-    "file/a.arrow": write_file,
-    "stream/a.arrow": write_stream,
+    "file/a.arrow": partial(write_arrow, opened=ipc.new_file),
+    "stream/a.arrow": write_arrow,
     "a.csv": csv.write_csv,
     "a.tsv": write_tsv,
     "a.jsonl": write_lines,
@@ -134,8 +130,8 @@ def test_a_dataset_on_disk_has_its_splits(tmp_path: Path) -> None:
         for name in ("dataset_info.json", "state.json"):
             (folder / name).write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
         for shard in range(shards):
-            write_stream(TABLE.slice(30 * shard, 30), folder / f"data-{shard:05}-of-{shards:05}.arrow")
-        write_stream(TABLE, folder / "cache-1234.arrow")
+            write_arrow(TABLE.slice(30 * shard, 30), folder / f"data-{shard:05}-of-{shards:05}.arrow")
+        write_arrow(TABLE, folder / "cache-1234.arrow")
     corpus = opened(tmp_path / "data")
     assert [corpus.header.splits[split].tokens for split in ("train", "valid")] == [
         sum(len(text.encode()) for text in texts) for texts in (TEXTS, TEXTS[:30])

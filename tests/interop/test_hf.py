@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, VOCAB, read, small_model, text
 
-from transformer_xl.config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig
+from transformer_xl.config.settings import CorpusConfig, EvalConfig, RunConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import Sampling, generate
 from transformer_xl.interop.reading import read_model
@@ -42,10 +42,8 @@ def loaded(vocab: Vocab = WORDS, *, tgt_len: int = 5, mem_len: int = 64, attn_le
     """A model of random weights in float32, the type of checkpoints."""
     model = small_model(dtype=torch.float32, **({"vocab_size": len(vocab)} | shape))
     test = EvalConfig(tgt_len=tgt_len, mem_len=mem_len, attn_len=attn_len)
-    run = RunConfig(
-        model=model.config, corpus=CorpusConfig(name="mine", unit=vocab.unit), train=TrainConfig(), eval=test
-    )
-    return LoadedModel(model, vocab, run)
+    corpus = CorpusConfig(name="mine", unit=vocab.unit)
+    return LoadedModel(model, vocab, RunConfig(model=model.config, corpus=corpus, eval=test))
 
 
 def exported(folder: Path, **changes) -> tuple[LoadedModel, TransformerXLForCausalLM]:

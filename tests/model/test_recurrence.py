@@ -78,11 +78,7 @@ def first_influence(model: TransformerXL, ids: torch.Tensor, call: Lengths, piec
 def test_reach(variant: str, pieces: list[int], mem_len: int, attn_len: int | None) -> None:
     model = small_model(**VARIANTS[variant])
     n_layer, total = 3, sum(pieces)
-    starts = [
-        start
-        for size, start in zip(pieces, [sum(pieces[:i]) for i in range(len(pieces))], strict=True)
-        for _ in range(size)
-    ]
+    starts = [sum(pieces[:number]) for number, size in enumerate(pieces) for _ in range(size)]
 
     def first_key(position: int) -> int:
         oldest = max(0, starts[position] - mem_len)

@@ -43,13 +43,10 @@ def wrong_calls() -> dict[str, Callable[[], Any]]:
         calls.append(("targets", lambda m=each: m(ids, ids + 23, None, CALL)))
     for read in (model.hidden, model.log_probs):
         calls.append(("ids", lambda read=read: read(ids.double(), None, CALL)))
-    narrow, elsewhere, none = (
-        Memory(tuple(y[..., 1:] for y in memory.layers)),
-        Memory(tuple(y.to("meta") for y in memory.layers)),
-        Memory(()),
-    )
+    narrow = Memory(tuple(y[..., 1:] for y in memory.layers))
+    elsewhere = Memory(tuple(y.to("meta") for y in memory.layers))
     for each, past in (
-        *((model, past) for past in (narrow, single, elsewhere, none, windows, model.empty_memory(3, CALL), [1])),
+        *((model, past) for past in (narrow, single, elsewhere, Memory(()), windows, model.empty_memory(3, CALL), [1])),
         *((shallow, past) for past in (memory, cache)),
         *((sliding, past) for past in (memory, sliding.empty_memory(3, lengths(3)))),
         *((lstm, past) for past in (memory, state.select(slice(1)))),
