@@ -485,13 +485,12 @@ class TestAnyText:
         corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt")))
         assert corpus.vocab.decode_bytes(corpus.split("train").ids).startswith(start + b" is a text")
 
-    def test_files_that_a_killed_process_unpacked_are_removed(self, tmp_path, monkeypatch) -> None:
-        monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
-        (tmp_path / "home" / ".tmp-a.zip-abcdefgh" / "a.zip").mkdir(parents=True)
+    def test_files_that_a_killed_process_unpacked_are_removed(self, tmp_path: Path, home: Path) -> None:
+        (home / ".tmp-a.zip-abcdefgh" / "a.zip").mkdir(parents=True)
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
             archive.writestr("a.txt", "text " * 40)
         open_corpus(CorpusConfig(name=str(tmp_path / "a.zip")))
-        assert not [*(tmp_path / "home").glob(".tmp-*")]
+        assert not [*home.glob(".tmp-*")]
 
     def test_a_folder_may_hold_a_test_split_only(self, tmp_path: Path) -> None:
         (tmp_path / "test.txt").write_bytes(b"b a")

@@ -31,6 +31,10 @@ def read_rows(loader: StreamLoader) -> list[tuple[list[int], list[int]]]:
     return rows
 
 
+def targets_of(loader: StreamLoader, indices: range) -> list[int]:
+    return [i for index in indices for i in loader.segment(index).targets.flatten().tolist() if i != -1]
+
+
 def assert_same(a: Segment, b: Segment) -> None:
     assert torch.equal(a.ids, b.ids) and torch.equal(a.targets, b.targets)
     assert (a.reset is None) == (b.reset is None)
@@ -105,7 +109,7 @@ def test_rows_partition_the_batch(n: int, tgt_len: int, cuts: list[int], by_docu
 def test_max_tokens_scores_the_first_targets(n, batch_size, tgt_len, limit, by_document) -> None:
     starts = [0, 2] if by_document and n > 3 else None
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, max_tokens=limit, documents=starts)
-    targets = sorted(i for _, row in read_rows(loader) for i in row)
+    targets = sorted(targets_of(loader, range(len(loader))))
     possible = [i for i in range(1, n) if starts is None or i != 2]
     assert targets == possible[:limit] and loader.targets == len(targets)
 
@@ -161,11 +165,7 @@ def test_streams_read_shifted_copies_as_one_text_and_resume_by_index() -> None:
     loader = StreamLoader(text, batch_size=2, tgt_len=3, passes=3, seed=5)
     whole = shifted_copies(text, 3, 5)[0:60].tolist()
     assert loader.targets == 59 and [sorted(whole[at : at + 20]) for at in (0, 20, 40)] == 3 * [text.tolist()]
-    read = [[], []]
-    for segment in loader:
-        for row, targets in zip(read, segment.targets.tolist(), strict=True):
-            row += [target for target in targets if target >= 0]
-    assert read[0] + read[1] == whole[1:]
+    assert [target for _, targets in read_rows(loader) for target in targets] == whole[1:]
     again = StreamLoader(text, batch_size=2, tgt_len=3, passes=3, seed=5)
     assert torch.equal(again.segment(7).ids, loader.segment(7).ids)
     with pytest.raises(ValueError, match="passes must be 1 where documents"):
@@ -177,10 +177,8 @@ def test_each_epoch_has_the_same_targets_in_another_order(lines, batch_size, tgt
     tokens = np.array([0, *(token for line in lines for token in (*line, 0))])
     loader = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=(0, seed))
     for epoch in range(3):
-        found = [loader.segment(epoch * len(loader) + index).targets for index in range(len(loader))]
-        assert sorted(target for part in found for target in part.flatten().tolist() if target >= 0) == sorted(
-            tokens[1:].tolist()
-        )
+        found = targets_of(loader, range(epoch * len(loader), (epoch + 1) * len(loader)))
+        assert sorted(found) == sorted(tokens[1:].tolist())
     again = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=(0, seed))
     index = 2 * len(loader)
     assert_same(loader.segment(index), again.segment(index))
@@ -194,10 +192,6 @@ def test_each_epoch_and_seed_has_its_own_order() -> None:
         return loader.segment(epoch).targets[0].tolist()
 
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
-
-
-def targets_of(loader: StreamLoader, indices: range) -> list[int]:
-    return [i for index in indices for i in loader.segment(index).targets.flatten().tolist() if i != -1]
 
 
 @given(n=lengths, batch_size=batches, tgt_len=segments, context_len=st.integers(0, 20), data=st.data())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "gated": ({"gate": "gru", "pre_lnorm": True, "untie_r": True}, WINDOWS),
     "shaw": ({"kind": "shaw", "positions": 9}, {}),
     "al-rfou": ({"kind": "al-rfou", "positions": 12}, {"mem_len": 0}),
+    "plain": ({}, {"tgt_len": 1, "mem_len": 3}),
 }
 BYTES = Vocab.build("byte", [])
 LENGTHS = Lengths(tgt_len=12, mem_len=16)
@@ -59,12 +59,11 @@ def run(graph: Any, *given: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def largest_error(
-    model: Any, lengths: Lengths, *readers: Any, pieces: Sequence[int] = (1, 1, 5, 12, 12, 1, 3, 12, 8)
-) -> float:
+def largest_error(model: Any, lengths: Lengths, *readers: Any) -> float:
     """Of the log-probabilities of a text in pieces of 1, of the longest length, and shorter ones after a full memory;
     of any number of rows."""
     stream, errors = onnx.Stream(model, lengths), []
+    pieces = [min(size, lengths.tgt_len) for size in (1, 1, 5, 12, 12, 1, 3, 12, 8)]
     for rows in (1, 2, 8):
         ids, memory = text(rows, sum(pieces)), model.empty_memory(rows, lengths)
         states = [stream.start(rows)] * len(readers)
@@ -137,14 +136,6 @@ def test_a_run_is_exported_and_streams_without_this_package(more, trained, tmp_p
 def test_options_that_do_not_fit_are_refused(trained, tmp_path, capsys, more, told):
     assert main(["convert", str(trained), "--to", str(tmp_path / "new"), *more]) == 2
     assert told in capsys.readouterr().err and not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(("tgt_len", "mem_len"), [(1, 3), pytest.param(4, 4, marks=pytest.mark.outside)])
-def test_short_lengths_are_exported(tgt_len, mem_len, tmp_path):
-    model, lengths = small_model(dtype=torch.float32, n_layer=1).eval(), Lengths(tgt_len=tgt_len, mem_len=mem_len)
-    onnx.Stream(model, lengths).write_onnx(tmp_path / "model.onnx")
-    graph = partial(run, session(tmp_path / "model.onnx"))
-    assert largest_error(model, lengths, graph, pieces=(tgt_len, 1)) <= 1e-5
 
 
 def test_a_missing_package_is_named(trained, tmp_path, capsys, monkeypatch):
