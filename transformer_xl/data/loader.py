@@ -111,10 +111,6 @@ _Span = tuple[int, int, int]
 stream is a list of spans."""
 
 
-def _ceil(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _shares(count: int, parts: int) -> Iterator[tuple[int, int]]:
     """Start and size of each of `parts` consecutive shares of `count`; the first ones have one more."""
     size, extra = divmod(count, parts)
@@ -198,7 +194,7 @@ class StreamLoader:
         self._rows = self._all[self._chosen]
         self.targets: int = sum(targets for row in self._rows for _, _, targets in row)
         """Number of targets in the chosen rows in an epoch."""
-        self._segments = max(row[-1][0] + _ceil(row[-1][2], self.tgt_len) for row in self._all if row)
+        self._segments = max(row[-1][0] + -(-row[-1][2] // self.tgt_len) for row in self._all if row)
 
     def short(self) -> StreamLoader:
         """A loader with twice as many streams and half of `tgt_len`, for all rows.
@@ -299,5 +295,5 @@ class StreamLoader:
             if count:
                 segments, b = shortest[0]
                 rows[b].append((segments, start, count))
-                heapq.heapreplace(shortest, (segments + _ceil(count, self.tgt_len), b))
+                heapq.heapreplace(shortest, (segments + -(-count // self.tgt_len), b))
         return rows
