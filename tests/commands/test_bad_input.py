@@ -32,12 +32,14 @@ from transformer_xl.commands.length import Length
 from transformer_xl.commands.main import COMMANDS, command_class, main, users_sentence
 from transformer_xl.commands.recl import Recl
 from transformer_xl.config.recipe import TYPES, load_recipe
-from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.config.settings import CorpusConfig, RunConfig, TransformerXLConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.header import Header
 from transformer_xl.data.reading import Span, pieces, read_file, read_text
 from transformer_xl.data.vocab import Unit, Vocab
+from transformer_xl.model.baselines import build_model
+from transformer_xl.run.checkpoint import save_checkpoint
 
 ROOT = Path(__file__).parents[2]
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
@@ -363,6 +365,12 @@ class TestPrompts:
         Path("latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
         told = refused(words("generate words --max-tokens 2 --prompt the @latin.txt"), capsys)
         assert "The prompt @latin.txt must be UTF-8" in told
+
+    def test_a_prompt_outside_a_closed_vocabulary_is_refused_before_it_is_printed(self, home, capsys):
+        shape = TransformerXLConfig(vocab_size=2, n_layer=1, d_model=4, n_head=1, d_head=2, d_inner=4)
+        vocab, config = Vocab("char", ("a", "b")), RunConfig(model=shape)
+        save_checkpoint("closed", model=build_model(shape), vocab=vocab, config=config)
+        assert "'z'" in refused(words("generate closed --prompt az"), capsys)
 
     def test_unknown_words_are_counted_and_invalid_bytes_are_shown_replaced(self, home, capsys):
         assert main(words("generate words --max-tokens 2 --prompt 'the zebra jumps'")) == 0

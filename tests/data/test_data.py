@@ -214,6 +214,8 @@ class TestVocab:
         vocab = Vocab.build("word", ["\u00e9t\u00e9 a\n"])
         assert vocab.token_sizes().tolist() == [1, 6, 2, 6]
         assert Vocab.build("byte", []).token_sizes().sum() == 256
+        assert (vocab.token_sizes(3)[3], vocab.token_sizes()[3]) == (0, 6), "a mark of documents is no text"
+        assert Vocab.build("char", ["\u00e9"]).token_sizes().tolist() == [2, 1]
 
     @pytest.mark.parametrize("unit", UNITS)
     def test_json_holds_the_whole_vocabulary(self, unit) -> None:

@@ -182,14 +182,15 @@ def test_prompts_are_read_in_segments_and_tokens_one_by_one():
     assert model.calls == [(2, 2), (2, 5), (2, 5), (2, 1), (2, 1), (2, 1)]
 
 
-def test_one_token_at_a_time_equals_one_call_over_the_whole_text():
+@pytest.mark.parametrize(("size", "mem_len"), [(13, 6), (3, 20)])
+def test_one_token_at_a_time_equals_one_call_over_the_whole_text(size, mem_len):
     model = transformer()
-    lengths = Lengths(tgt_len=5, mem_len=6, attn_len=7)
-    (new,) = ids_of_rows(model, [prompt(13)], GREEDY, 20, lengths)
-    text = torch.tensor([*prompt(13).tolist(), *new])
+    lengths = Lengths(tgt_len=5, mem_len=mem_len, attn_len=7)
+    (new,) = ids_of_rows(model, [prompt(size)], GREEDY, 20, lengths)
+    text = torch.tensor([*prompt(size).tolist(), *new])
     with torch.no_grad():
         log_probs, _ = model.log_probs(text[None, :-1], None, lengths)
-    assert log_probs[0, 12:].argmax(-1).tolist() == new
+    assert log_probs[0, size - 1 :].argmax(-1).tolist() == new
 
 
 def test_a_memory_longer_than_the_text_costs_nothing(monkeypatch):
@@ -198,8 +199,16 @@ def test_a_memory_longer_than_the_text_costs_nothing(monkeypatch):
 
     monkeypatch.setattr("transformer_xl.evaluation.generate.step_state", step_state)
     model, prompts = transformer(), [prompt(12)]
-    whole, longest = Lengths(tgt_len=5, mem_len=40), Lengths(tgt_len=5, mem_len=1 << 31)
-    assert ids_of_rows(model, prompts, GREEDY, 9, longest) == ids_of_rows(model, prompts, GREEDY, 9, whole)
+    whole = Lengths(tgt_len=5, mem_len=40)
+    for longest in (replace(whole, mem_len=1 << 31), Lengths(tgt_len=5, mem_len=1 << 31, attn_len=1 << 31)):
+        assert ids_of_rows(model, prompts, GREEDY, 9, longest) == ids_of_rows(model, prompts, GREEDY, 9, whole)
+
+
+def test_rows_are_drawn_the_same_in_parts(monkeypatch):
+    scores, sampling = torch.randn(5, 7).log_softmax(-1), Sampling(seed=3)
+    whole = sample(scores, sampling, sampling.generators(5))
+    monkeypatch.setattr("transformer_xl.evaluation.generate._SCORES", 14)
+    assert torch.equal(sample(scores, sampling, sampling.generators(5)), whole)
 
 
 def test_the_model_keeps_its_mode_and_gradients_between_tokens():

@@ -197,6 +197,8 @@ def test_the_copy_for_inference_gives_the_same_numbers_and_keeps_the_model(kind:
     shared = {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in copied.parameters()}
     assert len(shared) == len(list(model.parameters())) if precision == "fp32" else shared
     assert not any(module.training for module in copied.modules())
+    copied.register_forward_hook(lambda *_: None)
+    assert not model._forward_hooks
     if precision != "fp32":
         half = PRECISIONS[precision]
         dtypes = {name: weight.dtype for name, weight in copied.named_parameters()}

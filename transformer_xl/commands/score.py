@@ -56,7 +56,7 @@ class Score:
             document_end=loaded.config.model.document_end,
             precision=trained.precision,
         )
-        if unknown := loaded.vocab.unknown_in(given, "the text"):
+        if loaded.vocab.unk is not None and (unknown := loaded.vocab.unknown_in(given, "the text")):
             print(f"{unknown}, so bits are not comparable with other models.", file=sys.stderr)
         for each in scores:
             log_prob, ppl, cost = -each.nats, each.ppl, bits(each.nats)

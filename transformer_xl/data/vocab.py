@@ -226,8 +226,8 @@ class Vocab:
     def unknown_in(self, texts: Iterable[str | bytes | np.ndarray], name: str) -> str:
         """How many tokens of the texts, or of ids, are unknown to the model, as a clause; "" if none. `name` names the
         texts."""
-        ids = [text if isinstance(text, np.ndarray) else self.encode(text) for text in texts if self.unk is not None]
-        unknown = sum(int((each == self.unk).sum()) for each in ids)
+        ids = [text if isinstance(text, np.ndarray) else self.encode(text) for text in texts]
+        unknown = 0 if self.unk is None else sum(int((each == self.unk).sum()) for each in ids)
         counts = f"{unknown:,} of {sum(map(len, ids)):,} {units_of(self.unit)}"
         return f"{counts} of {name} are unknown to the model" if unknown else ""
 

@@ -32,7 +32,7 @@ from .sliding import Sliding
 Prompt = str | bytes | Integer[np.ndarray, " n"]
 """A text to continue, or the ids of its tokens."""
 _SCORES = 1 << 18
-"""How many scores to sort out at a time. With large vocabularies, memory for all rows at once would take most of the
+"""How many scores `sample` reads at a time. With large vocabularies, memory for all rows at once would take most of the
 time: a system gives large blocks anew each time."""
 
 
@@ -144,11 +144,12 @@ def sample(
     """
     if log_probs.isnan().any():
         raise FloatingPointError("The model's probabilities are not numbers (nan), so nothing can be drawn from them.")
-    uniform = torch.stack([torch.rand(1, generator=generator, dtype=torch.float64) for generator in generators])
-    rows, drawn = max(_SCORES // log_probs.shape[1], 1), []
-    for scores, at in zip(log_probs.cpu().split(rows), uniform.split(rows), strict=True):
-        cumulative = next_token_probs(scores, sampling).cumsum(dim=1)
-        drawn.append(torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True))
+    scores, rows, drawn = log_probs.cpu(), max(_SCORES // log_probs.shape[1], 1), []
+    for start in range(0, len(scores), rows):
+        part = slice(start, start + rows)
+        cumulative = next_token_probs(scores[part], sampling).cumsum(dim=1)
+        uniform = torch.stack([torch.rand(1, generator=each, dtype=torch.float64) for each in generators[part]])
+        drawn.append(torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True))
     return torch.cat(drawn).squeeze(1)
 
 
@@ -181,7 +182,7 @@ def stream(
     drawn: list[list[int]] = [[] for _ in prompts]
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
     if state is None and model.takes_padding:  # otherwise zeros before the row count: a longer memory has more of them
-        most = max(map(len, prompts)) + max_tokens
+        most = max(map(len, prompts)) + max(max_tokens, 0)
         attn_len = None if (lengths.attn_len or 0) >= most else lengths.attn_len  # a limit that no token reaches
         lengths = replace(lengths, mem_len=min(lengths.mem_len, most), attn_len=attn_len)  # a step allocates them whole
     for _ in range(max_tokens):

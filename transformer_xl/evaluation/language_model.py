@@ -96,8 +96,8 @@ class LanguageModel(LoadedModel):
         of which those of at most `tgt_len` tokens are read side by side.
 
         A text that starts here comes after a line end, as in `txl score`. If the vocabulary has no line end, the first
-        token is only context and has no cost. Each result keeps the keys and values of its context: of thousands of
-        texts, keep the costs of a few hundred at a time.
+        token is only context and has no cost. Each result keeps the state of its context: of thousands of texts, score
+        a few hundred at a time, and keep only `nats`.
 
         Raises:
             Mistake: a part of `text` has no token, or a list has a context.
