@@ -124,13 +124,6 @@ def test_a_run_is_exported_and_streams_without_this_package(more, trained, tmp_p
     assert written.returncode == 0 and len(written.stdout) == 500, written.stderr
 
 
-def test_a_torch_that_cannot_export_is_named(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch, "__version__", "2.9.1")
-    assert main(["convert", str(trained), "--to-format", "onnx", "--to", str(tmp_path / "new")]) == 2
-    assert "2.10 or newer, got 2.9.1" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.mark.parametrize(
     ("more", "told"),
     [

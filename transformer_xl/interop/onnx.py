@@ -29,7 +29,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.torch_version import TorchVersion
 from torch.utils import _pytree as pytree
 
 from ..config.settings import Lengths
@@ -161,8 +160,6 @@ class Stream(nn.Module):
 
     def write_onnx(self, path: str | Path) -> None:
         """Write the graph as an ONNX file, with the lengths as its metadata."""
-        if TorchVersion(torch.__version__) < "2.10":
-            raise Mistake(f"To export to ONNX, torch must be 2.10 or newer, got {torch.__version__}. Update it.")
         result = "log_probs" if self.names[0] == "ids" else "outputs"
         with _quiet():
             graph = torch.onnx.export(

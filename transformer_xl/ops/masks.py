@@ -56,8 +56,9 @@ class Mask(NamedTuple):
         """The number of keys up to its own that a query sees, of all `keys`."""
         return keys if self.attn_len is None else min(self.attn_len, keys)
 
-    def part(self, key: int, rows: slice = slice(None), queries: slice = slice(None)) -> Mask:
-        """The mask of some rows and queries, and of the keys from `key` on."""
+    def part(self, key: int, rows: slice | None = None, queries: slice | None = None) -> Mask:
+        """The mask of some rows and queries, or of all, and of the keys from `key` on."""
+        rows, queries = rows or slice(None), queries or slice(None)  # torch 2.11 cannot compile them as defaults
         bounds = (
             each if each is None else each[rows, queries if each.shape[1] > 1 else slice(None)] - key
             for each in (self.first, self.until)
