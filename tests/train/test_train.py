@@ -549,6 +549,16 @@ def test_a_run_goes_on_as_it_began(corpus, tmp_path, changes, sentence):
     assert run(corpus, tmp_path, resume=True, max_steps=9, backend="chunked", precision="auto")[1]
 
 
+def test_a_setting_that_someone_wrote_into_config_toml_is_refused(corpus, tmp_path):
+    """The last checkpoint says how the run was trained."""
+    run(corpus, tmp_path, max_steps=4)
+    own = Run(tmp_path).settings()
+    Run(tmp_path).write_settings(replace(own, train=replace(own.train, lr=0.5, max_steps=8)))
+    with pytest.raises(Mistake, match=r"train\.lr is 0\.01 in .*, and cannot change now"):
+        run(corpus, tmp_path, resume=True, lr=0.5)
+    assert run(corpus, tmp_path, resume=True)[1]
+
+
 def test_a_backend_of_the_cpu_is_refused_on_a_gpu_before_training(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(Mistake, match="must be one that can serve here, got chunked: it is for the CPU"):

@@ -11,7 +11,7 @@ from ..config.recipe import Setting, changed_settings, find_recipe, recipe_ident
 from ..config.settings import RunConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
-from ..run.checkpoint import load_vocab
+from ..run.checkpoint import load_config, load_vocab
 from ..run.folder import Run, find_checkpoint
 
 MAY_CHANGE = {
@@ -59,7 +59,7 @@ def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
     """Refuse to go on with a run in which the text, or a setting that cannot change, is not as when it began. The text
     and the training may be elsewhere now."""
     check_text(run, corpus)
-    own = run.settings()
+    own = load_config(find_checkpoint(run.path, which="last"))  # not config.toml, which someone may have edited
     elsewhere = ("corpus.name", "corpus.vocab", "train.device", "train.backend", "train.cuda_graph")
     _fixed(run, own, config, [each for each in settings_in(own) if each.name not in elsewhere]).refuse()
 
