@@ -100,6 +100,12 @@ def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
     assert main(["eval", run, "--data", str(text)]) == 0
     text.write_bytes(before)
     assert main(["eval", run]) == 0 and main(more) == 0
+    moved = text.rename(tmp_path / "moved.txt")
+    further = [*more[:-1], "7", "--data", str(moved)]
+    assert main(further) == 0, "the same text may be elsewhere"
+    moved.write_bytes(before + before)
+    [sentence] = refused(further, capsys)
+    assert "moved.txt has changed since" in sentence
 
 
 def test_the_split_of_each_file_is_printed_and_logged(home, capsys, tmp_path):

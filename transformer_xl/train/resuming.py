@@ -46,7 +46,10 @@ def resumed_settings(
             config = replace(config, **{setting.section: section})
     fixed = _fixed(run, own, config, changes)
     if data is not None and text_name(data) != own.corpus.name:
-        fixed.append(f"--data is {own.corpus.name} {_advice(run)}")
+        if facts.get("corpus"):  # it may have been moved: `check_text` compares its SHA-256
+            config = replace(config, corpus=replace(config.corpus, name=text_name(data)))
+        else:
+            fixed.append(f"--data is {own.corpus.name} {_advice(run)}")
     if init is not None and name_of(init) != facts.get("init", ""):
         fixed.append(f"--init is {facts.get('init') or 'not given'} {_advice(run)}")
     if began not in ("", asked) and recipe and find_recipe(recipe).resolve() != file.resolve():
