@@ -559,6 +559,17 @@ def test_a_setting_that_someone_wrote_into_config_toml_is_refused(corpus, tmp_pa
     assert run(corpus, tmp_path, resume=True)[1]
 
 
+def test_a_sample_of_a_diverged_model_does_not_end_the_run(corpus, tmp_path, monkeypatch, capsys):
+    """The steps stop it, and name the first infinity."""
+
+    def diverged(*_: object, **__: object) -> None:
+        raise FloatingPointError("The model's probabilities are not numbers (nan).")
+
+    monkeypatch.setattr(loop, "generate", diverged)
+    assert run(corpus, tmp_path, sample_every=3)[1]
+    assert "No sample at step 3: The model's probabilities are not numbers" in capsys.readouterr().out
+
+
 def test_a_backend_of_the_cpu_is_refused_on_a_gpu_before_training(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(Mistake, match="must be one that can serve here, got chunked: it is for the CPU"):

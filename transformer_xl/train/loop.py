@@ -312,7 +312,10 @@ class _Loop:
         sampling = Sampling(seed=config.train.seed)
         tokens, precision = config.train.sample_tokens, config.train.precision
         lengths = config.writing_lengths(config.eval_lengths)
-        [sample] = generate(model, self.corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
+        try:
+            [sample] = generate(model, self.corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
+        except FloatingPointError as error:  # of a diverged model, about which the steps know more
+            return self._say(f"No sample at step {self.trainer.step}: {error}")
         self._say(f"sample: {sample}")
         self._log(sample=sample)
 
