@@ -167,9 +167,9 @@ def _wait_for_gloo() -> None:
     process (https://github.com/pytorch/pytorch/issues/190489). So many sums at once reach each of its threads."""
     last, end = [torch.zeros(1) for _ in range(16)], time.monotonic() + 5
     own = last[0]._use_count()  # type: ignore[attr-defined]
-    for sums in [dist.all_reduce(each, async_op=True) for each in last]:
-        if sums is not None:
-            sums.wait()
+    sums = [dist.all_reduce(each, async_op=True) for each in last]
+    while sums:
+        sums.pop().wait()  # type: ignore[union-attr]  # and no name keeps it, because it holds its tensor
     while max(each._use_count() for each in last) > own and time.monotonic() < end:  # type: ignore[attr-defined]
         time.sleep(0.001)
 
