@@ -44,6 +44,8 @@ DAMAGE = (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile)
 """Errors that damaged files raise, besides an `OSError` without `errno`."""
 _PIECE = 1 << 18
 """Number of bytes to read at a time. A piece and its ids then fit into the processor's cache."""
+_SHORT = 1 << 14
+"""A document of fewer bytes is one piece, because each piece is a call of a tokenizer."""
 LONGEST = 1 << 26
 """Maximum number of bytes of a word or of a line of JSON."""
 WHITE = b" \n\t\r"
@@ -91,11 +93,12 @@ def parts(text: Text, unit: Unit | Literal["line"], size: int = _PIECE) -> Itera
     For words, a missing end of the last line is added.
     """
     left, ends_line = bytearray(), True  # a bytearray grows in place, also if the next border is far
+    whole = isinstance(text, bytes) and len(text) < min(size, _SHORT)
     for chunk in chunks(text, size):
         ends_line = chunk.endswith(b"\n")
         searched = len(left)
         left += chunk
-        end = _last_border(left, unit, searched)
+        end = 0 if whole else _last_border(left, unit, searched)
         if end:
             part = bytes(left[:end])
             del left[:end]  # before the part is used, because a line may be large
