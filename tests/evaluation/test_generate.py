@@ -19,6 +19,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import (
     Sampling,
     TokenText,
+    _nucleus,
     generate,
     next_token_probs,
     sample,
@@ -81,6 +82,12 @@ def test_top_p_keeps_the_smallest_set_with_probability_p_of_what_top_k_left(scor
         assert kept.sum() >= p - rounding
         assert kept.sum() - kept.min() < p + rounding, "a smaller set would do"
         assert kept.min() >= before[after == 0].max() if (after == 0).any() else True
+
+
+@given(rows_of_scores(2, 11), st.floats(0.01, 0.99), st.integers(1, 10))
+def test_top_p_finds_the_same_bits_among_the_likeliest_tokens(scores, p, count):
+    probs = torch.tensor(scores, dtype=torch.float64).softmax(-1)
+    assert torch.equal(_nucleus(probs, p, count), _nucleus(probs, p, 11))
 
 
 def test_samples_follow_the_distribution():
