@@ -23,6 +23,7 @@ from ..config.problems import Checked, Problem, out_of_bounds
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
+from ..model.inference import KVCache
 from ..model.step import Step, step_state
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
@@ -196,8 +197,8 @@ def stream(
     past: State | Step | None = None
     drawn: list[list[int]] = [[] for _ in prompts]
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
-    if state is None and model.takes_padding:  # otherwise zeros before the row count: a longer memory has more of them
-        most = max(map(len, prompts)) + max(max_tokens, 0)
+    if (state is None or isinstance(state, KVCache)) and model.takes_padding:  # otherwise zeros before the row count
+        most = (0 if state is None else state.length) + max(map(len, prompts)) + max(max_tokens, 0)
         attn_len = None if (lengths.attn_len or 0) >= most else lengths.attn_len  # a limit that no token reaches
         lengths = replace(lengths, mem_len=min(lengths.mem_len, most), attn_len=attn_len)  # a step allocates them whole
     for _ in range(max_tokens):
