@@ -10,7 +10,7 @@ What it has read is a value, `Context`, so one text can be continued in several 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, overload
 
@@ -109,9 +109,8 @@ class LanguageModel(LoadedModel):
         rows = [np.concatenate([before, self.vocab.encode(each)]).astype(np.int64) for each in texts]
         lengths = self._lengths(context)
         shared = [n for n, ids in enumerate(rows) if 1 < len(ids) <= lengths.tgt_len + 1 and self.model.takes_padding]
-        shared = sorted(shared, key=lambda n: len(rows[n])) if context is None and lengths.mem_len else []
-        groups = [shared[start : start + _TOGETHER] for start in range(0, len(shared), _TOGETHER)]
-        groups += [[n] for n in {*range(len(rows))}.difference(shared)]
+        groups = _by_length(rows, shared) if context is None and lengths.mem_len else []
+        groups += [[n] for n in {*range(len(rows))}.difference(*groups)]
         found: dict[int, ScoredTokens] = {}
         for group in groups:
             found |= zip(group, self._scored([rows[n] for n in group], lengths, context), strict=True)
@@ -168,16 +167,15 @@ class LanguageModel(LoadedModel):
         _check_context(context, prompt)
         lengths = self._lengths(context)
         rows = [prompt_ids(self.vocab, each, context) for each in _listed(prompt)]
-        if not rows:
-            return []
-        state = None if context is None else context.copy()
-        log_probs, _ = read_prompts(self._reader(lengths), rows, lengths, state=state)
-        best = log_probs.exp().topk(min(count, len(self.vocab)))
-        found = []
-        for row, ids_of_row, probs in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True):
-            texts = [TokenText(self.vocab, with_before(row, context)).write(token) for token in ids_of_row]
-            found.append(list(zip(texts, probs, strict=True)))
-        return found if isinstance(prompt, list) else found[0]
+        reader, found = self._reader(lengths), {}
+        for group in _by_length(rows, range(len(rows))):
+            state = None if context is None else context.copy()
+            log_probs, _ = read_prompts(reader, [rows[n] for n in group], lengths, state=state)
+            best = log_probs.exp().topk(min(count, len(self.vocab)))
+            for n, ids_of_row, probs in zip(group, best.indices.tolist(), best.values.tolist(), strict=True):
+                texts = [TokenText(self.vocab, with_before(rows[n], context)).write(token) for token in ids_of_row]
+                found[n] = list(zip(texts, probs, strict=True))
+        return [found[n] for n in range(len(rows))] if isinstance(prompt, list) else found[0]
 
     @overload
     def generate(self, prompt: str | bytes = "", context: Context | None = None, **options: Any) -> str: ...
@@ -242,6 +240,12 @@ class LanguageModel(LoadedModel):
 def _listed(texts: Any) -> list[Any]:
     """One text, or several, as a list."""
     return texts if isinstance(texts, list) else [texts]
+
+
+def _by_length(rows: list[Any], chosen: Iterable[int]) -> list[list[int]]:
+    """The numbers of the chosen rows, in groups of similar length that are read together."""
+    order = sorted(chosen, key=lambda n: len(rows[n]))
+    return [order[start : start + _TOGETHER] for start in range(0, len(order), _TOGETHER)]
 
 
 def _check_context(context: object, text: object) -> None:
