@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..config.settings import Lengths, TransformerXLConfig
 from ..data.vocab import Vocab
@@ -274,14 +275,14 @@ class Engine:
             return
         started = time.perf_counter()
         ids = [0 if holder is None else holder.tail[-1] for holder in self._writing]
-        rows = torch.tensor(list(holders))
-        log_probs = self._log_probs(torch.tensor(ids, device=self.device)[:, None], rows).cpu()
+        number = {row: n for n, row in enumerate(holders)}
+        log_probs = self._log_probs(torch.tensor(ids, device=self.device)[:, None], torch.tensor(list(holders))).cpu()
         self.counts["steps"] += 1
         self.counts["step_seconds"] += time.perf_counter() - started
         broken = log_probs.isnan().any(dim=1).tolist()
         groups: defaultdict[tuple[object, ...], dict[int, Writing]] = defaultdict(dict)
         for row, holder in holders.items():
-            if broken[row]:
+            if broken[number[row]]:
                 holder.job.emit(Refused(500, "The model's probabilities are not numbers (nan)."))
                 self._writing[row] = None
             else:
@@ -289,24 +290,21 @@ class Engine:
                 # Those with the same settings draw alike, each with its own random numbers.
                 groups[how.temperature, how.top_k, how.top_p, how.bias, top][row] = holder
         for group in groups.values():
-            self._draw(group, log_probs[list(group)])
+            self._draw(group, log_probs[[number[row] for row in group]])
         self._lead -= time.perf_counter() - started
 
-    def _log_probs(self, ids: Int[Tensor, "B 1"], rows: Int[Tensor, " R"]) -> Float[Tensor, "B V"]:
-        """Log-probabilities after `ids` in these rows; other rows are undefined.
+    def _log_probs(self, ids: Int[Tensor, "B 1"], rows: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        """Log-probabilities after `ids` in these rows.
 
         The step in C++ computes only these rows, because its bits do not depend on their number. PyTorch's may, so the
-        embedding, and a softmax that the step leaves to PyTorch, always have all rows.
+        embedding always has all rows, and a softmax that the step leaves to PyTorch a multiple of `ROWS`.
         """
         if not self._native:
-            return self._step(ids)
-        x = self._step.inputs(ids)
-        if len(rows) == len(x):
-            out = self._step.read(x)
-        else:
-            out = self._step.select(rows).read(x[rows])
-            out = out.new_zeros(len(x), out.shape[1]).index_copy_(0, rows, out)
-        return out if self._step.head else self.model.softmax.log_probs(out)
+            return self._step(ids)[rows]
+        out = self._step.select(rows).read(self._step.inputs(ids)[rows])
+        if self._step.head:
+            return out
+        return self.model.softmax.log_probs(pad(out, (0, 0, 0, -len(out) % ROWS)))[: len(out)]
 
     def _draw(self, holders: dict[int, Writing], log_probs: Float[Tensor, "R V"]) -> None:
         """Draw the next token of these rows, which draw alike."""
