@@ -40,6 +40,7 @@ from transformer_xl.data.reading import Span, pieces, read_file, read_text
 from transformer_xl.data.vocab import Unit, Vocab
 from transformer_xl.model.baselines import build_model
 from transformer_xl.run.checkpoint import save_checkpoint
+from transformer_xl.run.folder import Run
 
 ROOT = Path(__file__).parents[2]
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
@@ -477,7 +478,8 @@ def test_nothing_published_identifies_the_machine(tmp_path, monkeypatch, capsys)
     Path("text.txt").write_text(TEXT)
     command = ["train", "text-small", "--data", str(own / "text.txt"), *TINY]
     assert main([*command, "--out", str(own / "first")]) == 0
-    assert main([*command, "--out", "run", "--init", str(own / "first")]) == main(["report", "run"]) == 0
+    first = Run(own / "first").latest
+    assert main([*command, "--out", "run", "--init", str(first)]) == main(["report", "run"]) == 0
     capsys.readouterr()
     assert main(["env"]) == main(["env", "--json"]) == 0
     published = {"txl env": capsys.readouterr().out, "the report": Path("run/report.html").read_text()}
@@ -486,4 +488,4 @@ def test_nothing_published_identifies_the_machine(tmp_path, monkeypatch, capsys)
     for name, text in published.items():
         for secret in ("alice", "secret", str(tmp_path)):
             assert secret not in text, f"{name} has {secret}"
-    assert "text.txt" in published["the report"] and "weights of first" in published["the report"]
+    assert "text.txt" in (page := published["the report"]) and f"weights of first/checkpoints/{first.name}." in page

@@ -93,7 +93,7 @@ def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
     text.write_bytes(before.replace(b"brown", b"green"))
     for arguments in (["eval", run], ["generate", run, "--from-test", "5"], ["analyse", "length", run]):
         [sentence] = refused(arguments, capsys)
-        assert "has changed since" in sentence and "train, valid and test has another SHA-256" in sentence
+        assert "has changed since" in sentence and "the SHA-256 of train, valid and test differs" in sentence
     more = ["train", "text-small", "--out", run, "--resume", "--train.max-steps", "6"]
     [sentence] = refused(more, capsys)
     assert "has changed since" in sentence and f"--init {run}" in sentence

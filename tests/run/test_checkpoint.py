@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import resource
+import shutil
 import signal
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -286,7 +287,7 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path, model):
         load_model(folder)
 
 
-def test_a_run_is_loaded_from_its_best_checkpoint_and_resumed_from_its_last(tmp_path, model):
+def test_a_run_is_loaded_from_its_best_checkpoint_and_resumed_from_its_last(tmp_path, model, monkeypatch):
     assert Run(tmp_path).latest is None and Run(tmp_path).best is None
     save(tmp_path, model, 5)
     assert find_checkpoint(tmp_path) == Run(tmp_path).checkpoint(5)
@@ -297,6 +298,10 @@ def test_a_run_is_loaded_from_its_best_checkpoint_and_resumed_from_its_last(tmp_
     assert load_training(tmp_path).step == 40
     save(tmp_path, model, 50, valid_loss=1.5)
     assert Run(tmp_path).best == Run(tmp_path).checkpoint(50), "of equal losses the later one"
+    listed = Run(tmp_path).checkpoints()
+    shutil.rmtree(Run(tmp_path).checkpoint(10))
+    monkeypatch.setattr(Run, "checkpoints", lambda run: listed)
+    assert Run(tmp_path).best == Run(tmp_path).checkpoint(50), "training removed another one in the meantime"
 
 
 @pytest.mark.parametrize("section, changes", [("train", {"eval_tokens": 7}), ("eval", {"mem_len": 0})])

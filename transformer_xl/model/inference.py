@@ -195,7 +195,7 @@ def check_state(memory: object, widths: Sequence[int], x: Vectors, heads: tuple[
     fits = len(layers) == len(widths) and all(same)
     if fits and isinstance(memory, Memory):
         mixed = in_autocast(x)
-        shapes = [(memory.length, width) for width in widths]
+        shapes = [(layers[0].shape[1], width) for width in widths]
         fits = [rows.shape[1:] for rows in layers] == shapes and (mixed or all(r.dtype == x.dtype for r in layers))
     elif fits and heads is not None:
         fits = all(kv.shape[2::2] == heads for kv in layers)

@@ -156,7 +156,7 @@ class TransformerXLBackbone(nn.Module):
     ) -> tuple[Sequence[Past], Iterable[Positions | None]]:
         """For each layer: its earlier inputs, or their keys and values; and its positions."""
         if isinstance(state, Memory):
-            length = max(state.length + x.shape[1], 1)  # a call of no tokens has distance 0, too
+            length = max(state.layers[0].shape[1] + x.shape[1], 1)  # a call of no tokens has distance 0, too
             return state.layers, self.positions(length, lengths.clamp_len, x)
         reach = state.begin(x.shape[1], lengths)
         if state.reach < reach:

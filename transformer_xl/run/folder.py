@@ -98,7 +98,12 @@ class Run:
         """The checkpoint with the lowest loss of each way to measure it, that of the last one first."""
         lowest: dict[str, tuple[float, Path]] = {}
         for path in reversed(self.checkpoints()):
-            header = header_of(path)
+            try:
+                header = header_of(path)
+            except FileNotFoundError:
+                if path.exists():
+                    raise
+                continue  # training has pruned it since
             loss, how = header.get("valid_loss"), _validation(header)
             if isinstance(loss, int | float) and (how not in lowest or loss < lowest[how][0]):
                 lowest[how] = loss, path

@@ -104,8 +104,8 @@ class TrainedRun:
         corpus = open_corpus(named, vocab, whole=whole, scored=True)
         if data is None and (changed := Run.of(run).changed_splits(corpus)):
             raise Mistake(
-                f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
-                "trained the model may be in it. Restore it, or name what to read by --data."
+                f"{config.name} has changed since {run} was trained on it: the SHA-256 of {changed} differs, so text "
+                "that trained the model may be in it. Restore it, or name what to read by --data."
             )
         notes = list(corpus.notes)
         if whole and data is not None and text_name(data) == config.name:

@@ -46,7 +46,7 @@ def resumed_settings(
             config = replace(config, **{setting.section: section})
     fixed = _fixed(run, own, config, changes)
     if data is not None and text_name(data) != own.corpus.name:
-        if facts.get("corpus"):  # it may have been moved: `check_text` compares its SHA-256
+        if facts.get("corpus") and Path(data).exists():  # it may have been moved: `check_text` compares its SHA-256
             config = replace(config, corpus=replace(config.corpus, name=text_name(data)))
         else:
             fixed.append(f"--data is {own.corpus.name} {_advice(run)}")
@@ -104,7 +104,7 @@ def check_text(run: Run, corpus: Corpus) -> None:
     """Refuse a text, or a vocabulary, that is not the one with which the run began."""
     changed = run.changed_splits(corpus)
     if changed or corpus.vocab != load_vocab(find_checkpoint(run.path, which="last")):
-        what = f"{changed} has another SHA-256" if changed else "it has another vocabulary"
+        what = f"the SHA-256 of {changed} differs" if changed else "it has another vocabulary"
         raise Mistake(
             f"{corpus.name} has changed since {run.path} began: {what}. Restore it, or start a new run from these "
             f"weights with --init {run.path}."
@@ -112,5 +112,6 @@ def check_text(run: Run, corpus: Corpus) -> None:
 
 
 def name_of(init: Path | None) -> str:
-    """The name by which a run records the run that it started from. The whole path could reveal its owner."""
-    return "" if init is None else init.resolve().name
+    """The name by which a run records the run, or the checkpoint in it, that it started from. The whole path could
+    reveal its owner."""
+    return "" if init is None else init.resolve().relative_to(Run.of(init.resolve()).path.parent).as_posix()
