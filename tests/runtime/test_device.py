@@ -54,17 +54,18 @@ def test_only_cuda_is_not_waited_for_in_a_copy_from_the_host():
             host.to.assert_called_once_with(chosen)
 
 
-def test_the_smallest_numbers_become_zero_in_all_threads():
-    """In a process of its own, because threads take this over from the thread that starts them."""
+def test_the_smallest_numbers_become_zero_in_all_threads_and_numpy_does_not_warn_of_it():
+    """In a process of its own, because threads take this over from the thread that starts them. NumPy before 2 warns
+    where matplotlib asks for the smallest number."""
     code = (
-        "from transformer_xl.runtime.device import prepare_process; prepare_process(); import torch; "
-        "print(int((torch.full((10**6,), 1e-30) * 1e-10).count_nonzero()))"
+        "import numpy; from transformer_xl.runtime.device import prepare_process; prepare_process(); import torch; "
+        "print(int((torch.full((10**6,), 1e-30) * 1e-10).count_nonzero())); "
+        "str(numpy.finfo(numpy.float64)), numpy.finfo(numpy.float32).smallest_subnormal"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"OMP_NUM_THREADS": "2"}, capture_output=True, text=True
-    )
+    command, threads = [sys.executable, "-W", "error", "-c", code], os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, env=threads, capture_output=True, text=True, timeout=60)
     flushes = torch.set_flush_denormal(True)  # False on a processor that cannot
-    assert done.stdout == ("0\n" if flushes else "1000000\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0\n" if flushes else "1000000\n"), done.stderr
 
 
 def test_a_child_that_is_forked_after_arithmetic_can_compute():
@@ -75,10 +76,3 @@ def test_a_child_that_is_forked_after_arithmetic_can_compute():
         "x @ x; os._exit(0)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
-def test_numpy_does_not_warn_of_smallest_numbers_that_are_zero():
-    """Before NumPy 2; matplotlib asks for them."""
-    code = "import numpy; from transformer_xl.runtime.device import prepare_process; prepare_process(); "
-    code += "str(numpy.finfo(numpy.float64)), numpy.finfo(numpy.float32).smallest_subnormal"
-    assert subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=60).returncode == 0
