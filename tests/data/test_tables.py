@@ -62,12 +62,13 @@ def written(name: str, tmp_path: Path, table: Any = TABLE) -> Path:
 def test_each_row_is_a_document(name: str, column: str, tmp_path: Path) -> None:
     if not column and name in ("a.csv", "a.tsv"):
         pytest.skip("these are tables only where a column is named")
-    corpus = opened(written(name, tmp_path), column)
+    corpus = opened(written(name, tmp_path), column, reset_documents=column == "text")  # they are documents anyway
     rows: list[str] = []
     for split in map(corpus.split, SPLITS):
         ends = [*split.documents[1:].tolist(), len(split.ids)]
         rows += [bytes(split.ids[a:b]).decode() for a, b in zip(split.documents.tolist(), ends, strict=True)]
     assert rows == TABLE[column or "text"].to_pylist()
+    assert [len(corpus.split(split).documents) for split in SPLITS] == pytest.approx([54, 3, 3], abs=1)
 
 
 @pytest.mark.parametrize("unit", ["char", "word", "bpe"])
