@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
 import hashlib
 import io
 import json
@@ -87,6 +89,9 @@ CONTAINERS = {
     "a.pq": b"PAR1\x15\x04\x15",
     "a.png": b"\x89PNG\r\n\x1a\n\0\0",
     "a.pkl": pickle.dumps(["a text"] * 99),
+    "gz.txt": gzip.compress(b"a text"),
+    "bz2.txt": bz2.compress(b"a text"),
+    "xz.txt": lzma.compress(b"a text"),
     "a.pdf": b"%PDF-1.7\n" + b"a text\n" * 99,
     "a.json": json.dumps({"ids": [[4, 189, 95] * 99], "ids_encoded": False}).encode(),
 }
@@ -251,31 +256,21 @@ class TestVocab:
 
 
 class TestCorpus:
-    def test_a_store_opens_as_it_was_built(self, tmp_path: Path) -> None:
-        built = Corpus.build(tmp_path / "store", splits, CorpusConfig(unit="word"), name="letters")
-        corpus = Corpus.open(tmp_path / "store")
-        assert corpus == built and corpus.vocab.symbols == (EOS, "b", "a", "c", UNK)
-        train = corpus.split("train")
-        assert train.ids.tolist() == [2, 1, 0, 0, 1, 3, 0] and isinstance(train.ids, np.memmap)
-        assert train.ids.dtype == np.uint8 and train.documents is None and train.name == "train"
-        header = corpus.header.splits["train"]
-        assert (header.tokens, header.types, header.bytes, header.unknown) == (7, 4, 9, 0)
-        assert header.sha256 == hashlib.sha256((tmp_path / "store" / "train.bin").read_bytes()).hexdigest()
-        assert {p.name for p in (tmp_path / "store").iterdir()} == {
-            "corpus.json", "vocab.json", "train.bin", "valid.bin", "test.bin"
-        }  # fmt: skip
-
     @pytest.mark.parametrize("newlines", get_args(Newlines))
-    def test_words_are_counted_in_the_training_split(self, tmp_path: Path, newlines) -> None:
+    def test_a_store_has_the_words_that_were_counted_in_the_training_split(self, tmp_path: Path, newlines) -> None:
         texts = {"train": [b"c a b\na a\n", b"d d\n"], "valid": [b"e b b b\n"], "test": [b"a f\n"]}
         how: Any = {"newlines": newlines, "min_count": 2}
         corpus = Corpus.build(tmp_path / "store", texts, CorpusConfig(unit="word", **how))
         assert corpus.vocab == Vocab.build("word", texts["train"], **how)
         for split, found in texts.items():
             ids = np.concatenate([corpus.vocab.opening_ids, *map(corpus.vocab.encode, found)])
-            assert corpus.split(split).ids.tolist() == ids.tolist()
-            header = corpus.header.splits[split]
+            stored, header = corpus.split(split), corpus.header.splits[split]
+            assert stored.ids.tolist() == ids.tolist() and isinstance(stored.ids, np.memmap)
+            assert stored.ids.dtype == np.uint8 and stored.documents is None and stored.name == split
+            assert (header.tokens, header.bytes) == (len(ids), len(b"".join(found)))
             assert (header.types, header.unknown) == (len({*ids}), int((ids == corpus.vocab.unk).sum()))
+        files = {path.name for path in (tmp_path / "store").iterdir()}
+        assert files == {"corpus.json", "vocab.json", "train.bin", "valid.bin", "test.bin"}
 
     def test_a_given_vocabulary_is_used(self, tmp_path: Path) -> None:
         vocab = Vocab.build("word", ["c b"], newlines="drop")
@@ -540,13 +535,6 @@ class TestAnyText:
         with pytest.raises((ValueError, OSError), match=r"a\.txt"):
             texts_of(file, "char")
 
-    @pytest.mark.parametrize("suffix", ["xz", "gz", "bz2"])
-    def test_compressed_bytes_without_their_suffix_are_refused(self, tmp_path: Path, suffix: str) -> None:
-        with OPENERS[f".{suffix}"](tmp_path / "a.txt", "wb") as out:
-            out.write(b"abc" * 100)
-        with pytest.raises(ValueError, match=rf"a\.txt must be text, and is binary.* suffix .*\.{suffix}"):
-            texts_of(tmp_path / "a.txt", "byte")
-
     @pytest.mark.parametrize("member", ["[Content_Types].xml", "mimetype"])
     def test_a_document_of_an_office_program_is_refused(self, tmp_path: Path, member: str) -> None:
         with zipfile.ZipFile(tmp_path / "a.docx", "w") as packed:
@@ -579,21 +567,16 @@ class TestAnyText:
     @pytest.mark.parametrize(
         ("name", "error", "sentence"),
         [
-            ("empty.txt", ValueError, "nothing for the train split: it is empty"),
             ("short.txt", ValueError, "nothing for the valid split: it is empty, or too short"),
             ("folder", ValueError, "nothing for the train split"),
-            ("pipe", ValueError, "a pipe or a device"),
-            ("missing.txt", FileNotFoundError, "there is no .*missing.txt"),
             ("", ValueError, "it is empty"),
             ("enwiki8", FileNotFoundError, "Did you mean enwik8"),
         ],
     )
     def test_a_users_mistake_gets_a_sentence(self, tmp_path, name, error, sentence, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "empty.txt").touch()
         (tmp_path / "short.txt").write_text("abc")
         (tmp_path / "folder").mkdir()
-        os.mkfifo(tmp_path / "pipe")
         with pytest.raises(error, match=sentence):
             open_corpus(CorpusConfig(name=name))
 
