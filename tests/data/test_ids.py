@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from token_files import MEGATRON, llm_c, write_megatron
 
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus
@@ -59,6 +59,28 @@ def saved(save: Callable[..., None], *arrays: np.ndarray, **named: np.ndarray) -
 def npy_header(text: bytes) -> bytes:
     """A file of NumPy, which reads this text as Python."""
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def llm_c(magic: int, ids: Any) -> bytes:
+    """A file as https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py writes it."""
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, 7 if magic == 20240801 else 1, len(ids)
+    return header.tobytes() + np.array(ids, "<u4" if magic == 20240801 else "<u2").tobytes()
+
+
+MEGATRON = {1: "u1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
+def write_megatron(file: Path, texts: list[list[int]], code: int) -> Path:
+    """The two files of Megatron's IndexedDatasetBuilder, each document as one sequence."""
+    kind = np.dtype(MEGATRON[code])
+    np.concatenate(texts).astype(kind).tofile(file)
+    sizes = np.array([len(each) for each in texts], "<i4")
+    offsets = (np.cumsum(sizes) - sizes).astype("<i8") * kind.itemsize
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(texts), len(texts) + 1)
+    firsts = np.arange(len(texts) + 1, dtype="<i8")
+    file.with_suffix(".idx").write_bytes(head + sizes.tobytes() + offsets.tobytes() + firsts.tobytes())
+    return file
 
 
 PACKED = saved(np.savez_compressed, ids=np.arange(500))
