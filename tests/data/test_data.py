@@ -573,10 +573,9 @@ class TestAnyText:
             ("enwiki8", FileNotFoundError, "Did you mean enwik8"),
         ],
     )
-    def test_a_users_mistake_gets_a_sentence(self, tmp_path, name, error, sentence, monkeypatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "short.txt").write_text("abc")
-        (tmp_path / "folder").mkdir()
+    def test_a_users_mistake_gets_a_sentence(self, own_folder, name, error, sentence) -> None:
+        Path("short.txt").write_text("abc")
+        Path("folder").mkdir()
         with pytest.raises(error, match=sentence):
             open_corpus(CorpusConfig(name=name))
 

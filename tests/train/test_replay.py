@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -14,14 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from transformer_xl.config.settings import RunConfig, TrainConfig, TransformerXLConfig
-from transformer_xl.data.corpus import Corpus
+from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment
-from transformer_xl.mistake import Mistake
 from transformer_xl.model.step import _capture_graph
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.train import replay
-from transformer_xl.train.choices import can_record, resolve_settings
+from transformer_xl.train.choices import can_record
 from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import objective_of, train_step
 
@@ -170,10 +167,3 @@ def test_a_shape_that_does_not_come_back_has_no_graph() -> None:
 )
 def test_what_cannot_be_recorded_is_known(shape: TransformerXLConfig, device: str, can: bool) -> None:
     assert can_record(replace(CONFIG, device=device), shape) == can
-
-
-def test_a_recording_on_a_cpu_is_refused(tmp_path: Path) -> None:
-    corpus = Corpus.build(tmp_path / "corpus", {"train": b"a" * 99, "valid": b"b" * 9}, name="letters")
-    config = RunConfig(model=replace(SHAPE, vocab_size=0), train=replace(CONFIG, device="cpu"))
-    with pytest.raises(Mistake, match="cuda_graph needs a CUDA device"):
-        resolve_settings(config, corpus)

@@ -44,7 +44,7 @@ class Fake(ModuleType):
 
     def log(self, values: dict[str, Any], step: int) -> None:
         if step >= self.broken_from:
-            raise ConnectionError("no route to host\nand more")
+            raise RuntimeError("no route to host\nand more")
         self.received.append((step, values))
 
     def finish(self) -> None:
@@ -71,10 +71,8 @@ def wandb(monkeypatch) -> Fake:
 
 
 @pytest.fixture
-def text(tmp_path, monkeypatch) -> str:
-    monkeypatch.chdir(tmp_path)
+def text(own_folder) -> None:
     Path("text").write_text("abcdefghij\n" * 100)
-    return "text"
 
 
 def train(*more: str) -> int:
@@ -166,13 +164,12 @@ def test_a_resumed_run_can_add_and_drop_a_tracker(text, wandb):
     assert wandb.figures() == sent
 
 
-@pytest.mark.parametrize("broken_from", [0, 4])
-def test_a_failing_tracker_is_named_and_switched_off_and_training_continues(text, wandb, capsys, broken_from):
-    wandb.broken_from = broken_from
+def test_a_failing_tracker_is_named_and_switched_off_and_training_continues(text, wandb, capsys):
+    wandb.broken_from = 4
     assert train("--train.trackers", "wandb") == 0
     assert [entry["step"] for entry in Metrics("runs/a/metrics.jsonl").entries()] == [2, 3, 4, 4, 6, 6, 6]
-    assert all(step < broken_from for step, _ in wandb.received)
-    warning = "wandb is switched off for the rest of this run because it failed: ConnectionError: no route to host"
+    assert [step for step, _ in wandb.received] == [2, 3]
+    warning = "wandb is switched off for the rest of this run because it failed: RuntimeError: no route to host"
     assert capsys.readouterr().out.splitlines().count(warning) == 1
     assert Path("runs/a/log.txt").read_text().splitlines().count(warning) == 1
 
