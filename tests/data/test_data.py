@@ -825,6 +825,8 @@ class TestPairs:
         again = open_corpus(config)
         assert again == corpus and replace(again, notes=()) == corpus and again.path == corpus.path
         assert open_corpus(replace(config, bpe_size=265)).path != corpus.path
+        dropping = open_corpus(replace(config, newlines="drop"))
+        assert b"\n" not in dropping.vocab.decode_bytes(dropping.split("train").ids)
 
     def test_a_given_tokenizer_keeps_its_ids(self, tmp_path: Path) -> None:
         tokenizer = train_bpe([self.TEXT], 270)
@@ -834,11 +836,6 @@ class TestPairs:
         corpus = open_corpus(config)
         assert corpus.vocab.symbols == Subwords(tokenizer).symbols
         assert corpus.vocab.decode(corpus.vocab.encode("a\ud800b")) == "a\ufffd\ufffd\ufffdb"
-
-    def test_dropped_newlines_do_not_occur_in_the_ids(self, tmp_path: Path) -> None:
-        (tmp_path / "text").write_text(self.TEXT)
-        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="bpe", bpe_size=270, newlines="drop"))
-        assert b"\n" not in corpus.vocab.decode_bytes(corpus.split("train").ids)
 
 
 @needs_data
