@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -18,6 +19,7 @@ from shlex import split as words
 
 import pytest
 import torch
+import torch.distributed as dist
 from amount import ALL
 from filelock import FileLock
 from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, half_precision, scored, trainer_of
@@ -33,7 +35,7 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.mistake import Mistake
 from transformer_xl.run.checkpoint import TrainingState, save_checkpoint
 from transformer_xl.run.folder import Run
-from transformer_xl.runtime.ranks import Ranks
+from transformer_xl.runtime.ranks import Ranks, _wait_for_gloo
 from transformer_xl.train import agreement
 from transformer_xl.train.agreement import check_alike, check_folder
 
@@ -279,6 +281,15 @@ def test_a_rank_that_was_stopped_is_named(tmp_path):
 
 
 @pytest.mark.outside
+def test_the_end_waits_only_for_gloo():
+    """A name that keeps a sum would make it wait to the limit, five seconds."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    started = time.monotonic()
+    _wait_for_gloo()
+    assert time.monotonic() - started < 4
+    dist.destroy_process_group()
+
+
 def test_a_rank_may_prepare_for_longer_than_a_sum_may_take(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
