@@ -479,6 +479,9 @@ def test_nothing_published_identifies_the_machine(tmp_path, monkeypatch, capsys)
     command = ["train", "text-small", "--data", str(own / "text.txt"), *TINY]
     assert main([*command, "--out", str(own / "first")]) == 0
     first = Run(own / "first").latest
+    copied = shutil.copytree(first, own / "checkpoints" / "copied")
+    assert main([*command, "--out", "second", "--init", str(copied)]) == 0
+    assert json.loads(Path("second/environment.json").read_text())["init"] == "copied"
     assert main([*command, "--out", "run", "--init", str(first)]) == main(["report", "run"]) == 0
     capsys.readouterr()
     assert main(["env"]) == main(["env", "--json"]) == 0

@@ -106,6 +106,12 @@ def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
     moved.write_bytes(before + before)
     [sentence] = refused(further, capsys)
     assert "moved.txt has changed since" in sentence
+    moved.rename(other := tmp_path / "other.txt")
+    [sentence] = refused([*further[:-1], str(other)], capsys)
+    assert f"--data must be the text of {run}, {moved}, which may have been moved, got other.txt." in sentence
+    (Path(run) / "environment.json").unlink()
+    [sentence] = refused([*further[:-1], str(other)], capsys)
+    assert f"--data is {moved} in {run}, and cannot change now" in sentence, "there are no checksums"
 
 
 def test_the_split_of_each_file_is_printed_and_logged(home, capsys, tmp_path):

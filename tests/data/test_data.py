@@ -103,6 +103,7 @@ def test_a_container_is_not_trained_on_as_text(name: str, unit: str, tmp_path: P
     (tmp_path / name).write_bytes(CONTAINERS[name] * 9)
     with pytest.raises(Mistake, match=rf"{name} must be text, and is ") as alone:
         open_corpus(CorpusConfig(name=str(tmp_path / name), unit=unit))
+    assert name.startswith("a.") or "give it the suffix of its format (.gz, .xz" in str(alone.value)
     kind = str(alone.value).partition(", and is ")[2].partition(". Write")[0]
     (tmp_path / "b.txt").write_bytes(b"a text of words\n" * 99)
     corpus = open_corpus(CorpusConfig(name=str(tmp_path), unit=unit))

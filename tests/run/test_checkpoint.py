@@ -302,6 +302,9 @@ def test_a_run_is_loaded_from_its_best_checkpoint_and_resumed_from_its_last(tmp_
     shutil.rmtree(Run(tmp_path).checkpoint(10))
     monkeypatch.setattr(Run, "checkpoints", lambda run: listed)
     assert Run(tmp_path).best == Run(tmp_path).checkpoint(50), "training removed another one in the meantime"
+    (Run(tmp_path).checkpoint(20) / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
+        print(Run(tmp_path).best)
 
 
 @pytest.mark.parametrize("section, changes", [("train", {"eval_tokens": 7}), ("eval", {"mem_len": 0})])

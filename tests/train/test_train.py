@@ -551,7 +551,7 @@ def test_a_setting_that_someone_wrote_into_config_toml_is_refused(corpus, tmp_pa
     run(corpus, tmp_path, max_steps=4)
     own = Run(tmp_path).settings()
     Run(tmp_path).write_settings(replace(own, train=replace(own.train, lr=0.5, max_steps=8)))
-    with pytest.raises(Mistake, match=r"train\.lr is 0\.01 in .*, and cannot change now"):
+    with pytest.raises(Mistake, match=r"train\.lr is 0\.01 in .*, and cannot change now[^\n]*\n.*toml was edited"):
         run(corpus, tmp_path, resume=True, lr=0.5)
     assert run(corpus, tmp_path, resume=True)[1]
 

@@ -135,15 +135,16 @@ def next_token_probs(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Flo
 
 def _nucleus(probs: Float[Tensor, "B V"], top_p: float, count: int) -> Float[Tensor, "B V"]:
     """The fewest likeliest tokens of each row with a share of at least `top_p`, found among the `count` likeliest if
-    these suffice: to sort a large vocabulary takes 20 times as long."""
-    if count < probs.shape[1]:
+    these suffice: that sorts a large vocabulary up to ten times as fast."""
+    few = 4 * count < probs.shape[1]
+    if few:
         ids = probs.topk(count, dim=1).indices.sort(dim=1).values
         ordered, order = probs.gather(1, ids).sort(dim=1, descending=True, stable=True)
         ids = ids.gather(1, order)
     else:
         ordered, ids = probs.sort(dim=1, descending=True, stable=True)
     out = pad(ordered.cumsum(dim=1)[:, :-1], (1, 0)) >= top_p
-    if count < probs.shape[1] and not (out | (ordered > ordered[:, -1:])).all():  # others may be as likely as the last
+    if few and not (out | (ordered > ordered[:, -1:])).all():  # others may be as likely as the last
         return _nucleus(probs, top_p, probs.shape[1])
     ordered = ordered.masked_fill(out, 0.0)
     total = ordered.cumsum(dim=1)[:, -1:]  # `sum` rounds differently with another number of rows

@@ -37,7 +37,8 @@ class TrainedRun:
         """Read the settings. Raises `FileNotFoundError` if there is no such run."""
         prepare_process()
         self.path: Path = Path(run)
-        self.config: RunConfig = load_config(find_checkpoint(self.path))
+        best, last = (load_config(find_checkpoint(self.path, which=which)) for which in ("best", "last"))
+        self.config: RunConfig = replace(best, corpus=last.corpus)  # the text may have been moved since the best one
         self.problems: Problems = Problems()
         self.device: torch.device | None = self.problems.attempt(partial(resolve_device, device))
         chosen = self.device and self.problems.attempt(partial(resolve_precision, precision, self.device))

@@ -297,7 +297,8 @@ class Engine:
         """Log-probabilities after `ids` in these rows.
 
         The step in C++ computes only these rows, because its bits do not depend on their number. PyTorch's may, so the
-        embedding always has all rows, and a softmax that the step leaves to PyTorch a multiple of `ROWS`.
+        embedding always has all rows. A softmax that the step leaves to PyTorch has a multiple of `ROWS`, which mostly,
+        not always, rounds alike.
         """
         if not self._native:
             return self._step(ids)[rows]

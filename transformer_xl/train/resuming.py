@@ -27,6 +27,7 @@ def resumed_settings(
     """The settings of a resumed run: its own `config.toml`, with the allowed changes of the command line.
 
     The rest of the command line must be as when the run began, if that is recorded. RECIPE and --data may be left out.
+    --data may also name another file or folder: `check_text` compares its content.
 
     Raises:
         FileNotFoundError: there is no run to resume.
@@ -46,11 +47,11 @@ def resumed_settings(
             config = replace(config, **{setting.section: section})
     fixed = _fixed(run, own, config, changes)
     if data is not None and text_name(data) != own.corpus.name:
-        if facts.get("corpus") and Path(data).exists():  # it may have been moved: `check_text` compares its SHA-256
+        if facts.get("corpus") and Path(data).exists():
             config = replace(config, corpus=replace(config.corpus, name=text_name(data)))
         else:
             fixed.append(f"--data is {own.corpus.name} {_advice(run)}")
-    if init is not None and name_of(init) != facts.get("init", ""):
+    if init is not None and facts.get("init", "") not in (name_of(init), init.resolve().name):
         fixed.append(f"--init is {facts.get('init') or 'not given'} {_advice(run)}")
     if began not in ("", asked) and recipe and find_recipe(recipe).resolve() != file.resolve():
         fixed.append(f"RECIPE must be {began}, by which {run.path} began, or {file}, got {asked}.")
@@ -64,7 +65,11 @@ def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
     check_text(run, corpus)
     own = load_config(find_checkpoint(run.path, which="last"))  # not config.toml, which someone may have edited
     elsewhere = ("corpus.name", "corpus.vocab", "train.device", "train.backend", "train.cuda_graph")
-    _fixed(run, own, config, [each for each in settings_in(own) if each.name not in elsewhere]).refuse()
+    settings = [each for each in settings_in(own) if each.name not in elsewhere]
+    problems = _fixed(run, own, config, settings)
+    if problems and _fixed(run, own, run.settings(), settings):
+        problems.append(f"{run.path / 'config.toml'} was edited: restore these settings there to go on.")
+    problems.refuse()
 
 
 def with_own_choices(run: Run, config: RunConfig) -> RunConfig:
@@ -102,7 +107,9 @@ def _advice(run: Run) -> str:
 
 def check_text(run: Run, corpus: Corpus) -> None:
     """Refuse a text, or a vocabulary, that is not the one with which the run began."""
-    changed = run.changed_splits(corpus)
+    changed, began = run.changed_splits(corpus), load_config(find_checkpoint(run.path, which="last")).corpus.name
+    if changed and Path(began).name not in ("", Path(corpus.name).name):
+        raise Mistake(f"--data must be the text of {run.path}, {began}, which may have been moved, got {corpus.name}.")
     if changed or corpus.vocab != load_vocab(find_checkpoint(run.path, which="last")):
         what = f"the SHA-256 of {changed} differs" if changed else "it has another vocabulary"
         raise Mistake(
@@ -114,4 +121,8 @@ def check_text(run: Run, corpus: Corpus) -> None:
 def name_of(init: Path | None) -> str:
     """The name by which a run records the run, or the checkpoint in it, that it started from. The whole path could
     reveal its owner."""
-    return "" if init is None else init.resolve().relative_to(Run.of(init.resolve()).path.parent).as_posix()
+    if init is None:
+        return ""
+    path = init.resolve()
+    run = Run.of(path).path
+    return path.relative_to(run.parent).as_posix() if (run / "config.toml").exists() else path.name
