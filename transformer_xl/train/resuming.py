@@ -13,6 +13,7 @@ from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..run.checkpoint import load_config, load_vocab
 from ..run.folder import Run, find_checkpoint
+from .choices import choices
 
 MAY_CHANGE = {
     *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
@@ -41,7 +42,9 @@ def resumed_settings(
     config, changes = changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     for setting in changes:
-        unused = setting.name == "train.backend" and own.train.backend == "auto"  # this kind of model has no backend
+        # this kind of model has no backend, or the run took another, because the one asked for cannot serve here
+        chosen = choices(config.train, config.model)["backend"]["name"] if setting.name == "train.backend" else None
+        unused = chosen is not None and own.train.backend in ("auto", chosen)
         if unused or setting.open_in(config):  # "auto" keeps what was chosen when the run began
             section = replace(getattr(config, setting.section), **{setting.field: setting.of(own)})
             config = replace(config, **{setting.section: section})
