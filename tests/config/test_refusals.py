@@ -66,6 +66,7 @@ REFUSALS = (
     "--eval.attn-len 7 --eval.mem-len 5",
     "--train.context-len 5",
     "--eval.context-len 5 --eval.mem-len 5",
+    "--eval.batch-size 1048577",
     "--train.average-from 3",
     "--train.cuda-graph --train.random-tgt-len",
     "--train.batch-size 6 | --train.cuda-graph --train.batch-chunk 3",

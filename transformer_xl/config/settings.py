@@ -263,7 +263,7 @@ class EvalConfig(Checked):
     def _problems(self) -> Iterator[Problem]:
         yield from _length_problems(self)
         yield from _context_problems(self)
-        yield from out_of_bounds(self, "batch_size", least=1)
+        yield from out_of_bounds(self, "batch_size", least=1, most=MOST_STREAMS)
         yield from out_of_bounds(self, "max_tokens", least=0)
 
 
