@@ -126,6 +126,12 @@ def test_a_text_and_ids_do_not_continue_each_other(home: Path, capsys):
     assert 'must be an object with a list "ids"' in told
 
 
+@pytest.mark.parametrize("order", ["--corpus.shuffle-lines", "--train.passes 2", "--train.random-tgt-len"])
+def test_documents_have_no_other_order_and_nothing_is_written(home: Path, capsys, order: str):
+    line = f"train text-small --data lines.jsonl --out runs/new --train.trackers tensorboard {order}"
+    assert " documents" in refused(line, capsys) and not Path("runs/new").exists()
+
+
 def test_documents_reset_in_training_and_evaluation(home: Path, capsys):
     result = json.loads(printed("eval runs/lines --json --data lines.jsonl --precision fp32", capsys))["results"][0]
     assert result["targets"] == sum(len(text) - 1 for text in TEXTS)

@@ -169,16 +169,26 @@ def _trainer(
     return trainer
 
 
+def check_order(corpus: Corpus, config: RunConfig) -> None:
+    """Refuse an order of reading that the training split cannot have."""
+    documents, end = corpus.split("train").documents is not None, config.corpus.document_end
+    for name, given in {"passes": config.train.passes > 1, "random_tgt_len": config.train.random_tgt_len}.items():
+        if documents and given:
+            raise Mistake(f"train.{name} is not for documents, which start segments of their own. Leave it out.")
+    if not config.corpus.shuffle_lines:
+        return
+    if documents or corpus.vocab.line_end is None:
+        reason = "is made of documents" if documents else "has no line ends"
+        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}, because it {reason}.")
+    if end and corpus.vocab.id_of(end) != corpus.vocab.line_end:
+        raise Mistake("corpus.shuffle_lines must be false where corpus.document_end is not the end of a line.")
+
+
 def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
     """The segments of the training split, epoch after epoch."""
-    settings = config.train
-    shuffle, end = None, config.corpus.document_end
-    if config.corpus.shuffle_lines:
-        if corpus.vocab.line_end is None or corpus.split("train").documents is not None:
-            raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
-        if end and corpus.vocab.id_of(end) != corpus.vocab.line_end:
-            raise Mistake("corpus.shuffle_lines must be false where corpus.document_end is not the end of a line.")
-        shuffle = (corpus.vocab.line_end, settings.seed)
+    check_order(corpus, config)
+    settings, line_end = config.train, corpus.vocab.line_end
+    shuffle = (line_end, settings.seed) if config.corpus.shuffle_lines and line_end is not None else None
     return StreamLoader(
         corpus.split("train"),
         batch_size=settings.batch_size,

@@ -36,7 +36,7 @@ from ..runtime.ranks import Ranks
 from .agreement import check_ranks
 from .choices import choices, resolve_settings
 from .growth import grown
-from .loop import fit
+from .loop import check_order, fit
 from .resuming import check_text, name_of
 from .trackers import Trackers, require_installed
 
@@ -105,6 +105,7 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
         print(f"train.backend is {chosen['backend']['name']}: {chosen['backend']['why']}.", file=sys.stderr)
     config = resolve_settings(config, corpus)
     _check_document_end(config, corpus, asked)
+    check_order(corpus, config)
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if source is not None:
