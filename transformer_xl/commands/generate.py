@@ -166,7 +166,8 @@ def _test_ids(
     ids, size = ids[len(vocab.opening_ids) :], options.from_test or 0
     last = len(ids) - size - (options.max_tokens if options.reference else 0)
     if last < 0:
-        raise Mistake(f"The test split has {len(ids):,} tokens, which is too few. Lower --from-test or --max-tokens.")
+        lower = "--from-test or --max-tokens" if options.reference else "--from-test"
+        raise Mistake(f"The test split has {len(ids):,} tokens, which is too few. Lower {lower}.")
     at = np.random.default_rng(options.seed).integers(last + 1) if options.at == "random" else options.at
     start = int(at)
     if start > last:

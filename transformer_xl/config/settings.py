@@ -218,7 +218,7 @@ class TrainConfig(Checked):
                 yield Problem((name, "short_share"), sentence)
         for name in ("attn_len", "random_tgt_len", "context_len") if self.short_share else ():
             if getattr(self, name):
-                sentence = "{} must be 0 where {} is given, which sets the lengths itself. Leave one of them out."
+                sentence = "{} sets the lengths itself, so it must be 0 where {} is given. Leave one of them out."
                 yield Problem(("short_share", name), sentence)
         if self.average_from and self.schedule in ("cosine", "linear") and not self.min_lr_ratio:
             sentence = "{} must be above 0 where {} is given, because weights that no longer change need no average."

@@ -176,11 +176,12 @@ class TransformerXLConfig(Checked):
             yield Problem(("positions", "kind"), sentence)
         yield from out_of_bounds(self, "positions", least=0)
 
-    def problems_of_ends(self, *fields: str) -> Iterator[Problem]:
-        """A problem if this model knows no ends of documents; `fields` name that setting and two more."""
-        if self.base_kind in ("vaswani", "al-rfou") or self.zero_memory:
-            sentence = f"{{}} cannot be given with {{}}, nor with {{}} = vaswani or al-rfou, got {self.kind}."
-            yield Problem(fields, f"{sentence} Leave it out.")
+    def problems_of_ends(self, end: str, zeros: str, kind: str) -> Iterator[Problem]:
+        """A problem if this model knows no ends of documents; the arguments are the names of the three settings."""
+        if self.base_kind in ("vaswani", "al-rfou"):
+            yield Problem((end, kind), f"{{}} cannot be given with {{}} = {self.kind}. Leave it out.")
+        elif self.zero_memory:
+            yield Problem((end, zeros), "{} cannot be given with {}. Leave one of them out.")
 
     @property
     def embed_width(self) -> int:
