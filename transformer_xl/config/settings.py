@@ -269,7 +269,7 @@ class EvalConfig(Checked):
 
 _OTHERS = tuple(kind for kind in KINDS if kind != "al-rfou")
 _OF_KINDS = {"ar_alpha": _OTHERS, "tar_beta": _OTHERS, "random_tgt_len": _OTHERS}
-_LENGTHS_OF_KINDS = {"clamp_len": ("transformer-xl", "shaw"), "attn_len": ATTENTION}
+LENGTHS_OF_KINDS = {"clamp_len": ("transformer-xl", "shaw"), "attn_len": ATTENTION}
 """Settings of [train], and of [train] and [eval], that only some kinds of models have."""
 
 
@@ -292,7 +292,7 @@ class RunConfig(Checked):
         yield from self._problems_of_ngrams()
         yield from of_other_kinds(self.train, _OF_KINDS, self.model, "train.{}")
         for section, lengths in (("train", self.train), ("eval", self.eval)):
-            yield from of_other_kinds(lengths, _LENGTHS_OF_KINDS, self.model, section + ".{}")
+            yield from of_other_kinds(lengths, LENGTHS_OF_KINDS, self.model, section + ".{}")
             again = self.train.context_len if lengths is self.train else self.context_len(self.eval)
             width = (lengths.tgt_len or self.train.tgt_len) + again
             if self.model.base_kind == "al-rfou" and width > self.model.positions:

@@ -14,8 +14,7 @@ import torch
 
 from ..config.problems import OPTION, Problems
 from ..config.recipe import text_name
-from ..config.settings import LENGTHS, Lengths, RunConfig
-from ..config.shape import RECURRENT
+from ..config.settings import LENGTHS, LENGTHS_OF_KINDS, Lengths, RunConfig
 from ..data.corpora.published import DATASETS
 from ..data.corpus import Corpus, Split
 from ..data.datasets import open_corpus, store_of
@@ -55,12 +54,11 @@ class TrainedRun:
             given = getattr(options, name, None)
             asked[name] = given if isinstance(given, tuple) else () if given is None else (given,)
         same_length = getattr(options, "same_length", False)
-        limits = {*asked["clamp_len"], *asked["attn_len"]} - {None}
-        if self.config.model.base_kind in RECURRENT and (limits or same_length):
-            self.problems.append(
-                "--clamp-len, --attn-len and --same-length must be left out for model.kind = "
-                f"{self.config.model.kind}, which has no attention."
-            )
+        limits = {"clamp_len": asked["clamp_len"], "attn_len": (*asked["attn_len"], same_length or None)}
+        for name, kinds in LENGTHS_OF_KINDS.items():
+            if {*limits[name]} - {None} and self.config.model.base_kind not in kinds:
+                options = "--clamp-len" if name == "clamp_len" else "--attn-len and --same-length"
+                self.problems.append(f"{options} must be left out for model.kind = {self.config.model.kind}.")
         if same_length and asked["attn_len"]:
             self.problems.append("--same-length sets attn_len to mem_len. Give it or --attn-len, not both.")
         found = []
