@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -286,6 +287,24 @@ def test_memory_supports_the_cache_interface(pair):
     cache.reset()
     assert (len(cache), cache.batch_size, cache.get_seq_length()) == (0, -1, 0)
     assert torch.equal(theirs(text(3, 7), past_key_values=cache).logits, theirs(text(3, 7)).logits)
+
+
+def test_keys_that_are_kept_while_a_text_is_written_are_those_of_the_memory(pair):
+    _, theirs, _ = pair
+    ids = text(2, 30)
+
+    def write(grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        cache, found = None, []
+        for i, token in enumerate(ids.split(1, dim=1)):
+            with torch.inference_mode() if not grad and i in (20, 21) else torch.set_grad_enabled(grad or i == 15):
+                found.append(theirs(token, past_key_values=cache))
+            cache = found[-1].past_key_values if i != 10 else deepcopy(found[-1].past_key_values)
+            if i == 25:
+                cache.reorder_cache(torch.tensor([1, 0]))
+        return torch.cat([each.logits for each in found]), torch.cat(cache.memory.layers)
+
+    for kept, again in zip(write(grad=False), write(grad=True), strict=True):
+        torch.testing.assert_close(kept, again, **CLOSE)
 
 
 def test_the_memory_may_be_given_by_the_name_that_newer_transformers_use(pair):

@@ -27,7 +27,6 @@ from transformers.utils.generic import can_return_tuple
 
 from ...config.settings import Lengths, TrainConfig, TransformerXLConfig
 from ...mistake import Mistake
-from ...model.memory import Memory
 from ...model.transformer_xl import TransformerXL
 from .cache import TransformerXLCache
 
@@ -171,17 +170,16 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         return input_ids, mask, self._cache(past_key_values if cache is None else cache, input_ids, mask)
 
     def _segments(
-        self, ids: Int[Tensor, "B T"], memory: Memory | None, with_gradient: Collection[int] | None = None
-    ) -> Iterator[tuple[int, list[Float[Tensor, "B L D"]], Memory]]:
-        """For each segment its end, the outputs of each layer and the memory after it; gradients only in the segments
+        self, ids: Int[Tensor, "B T"], cache: TransformerXLCache, with_gradient: Collection[int] | None = None
+    ) -> Iterator[tuple[int, list[Float[Tensor, "B L D"]], TransformerXLCache]]:
+        """For each segment its end, the outputs of each layer and the cache after it; gradients only in the segments
         `with_gradient` (None: as in the caller)."""
         lengths, total = self.config.lengths, ids.shape[1]
         for number, end in enumerate(self._ends(total)):
             kept = torch.is_grad_enabled() and (with_gradient is None or number in with_gradient)
             with torch.set_grad_enabled(kept):
-                outputs, _, memory = self.model.read(ids[:, max(end - lengths.tgt_len, 0) : end], memory, lengths)
-            assert memory is not None, "a call returns a memory"
-            yield end, outputs, memory
+                outputs, cache = cache.read(self.model, ids[:, max(end - lengths.tgt_len, 0) : end], lengths)
+            yield end, outputs, cache
 
     def _ends(self, total: int) -> range:
         """The ends of the segments of a text of `total` tokens."""
@@ -242,9 +240,9 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             shapes = f"{tuple(ids.shape)}, got {tuple(labels.shape)}"
             raise Mistake(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
         keep = logits_to_keep if labels is None and isinstance(logits_to_keep, int) else 0
-        features, memory = [], cache.memory
-        for end, outputs, after in self._segments(ids, cache.memory):
-            memory = after
+        features, past = [], cache
+        for end, outputs, after in self._segments(ids, cache):
+            past = after
             if not keep or ids.shape[1] - end < keep:
                 features.append(self.model.dropout(outputs[-1]))
         hidden = torch.cat(features, dim=1)
@@ -253,8 +251,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         if labels is None or not self.training:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.model.softmax.log_probs(hidden[:, kept])
-        past = TransformerXLCache(memory, cache.seen + ids.shape[1]) if use_cache is not False else None
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{_CACHE: past})  # type: ignore[arg-type]
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{_CACHE: None if use_cache is False else past})  # type: ignore[arg-type]
 
     def prepare_inputs_for_generation(
         self, input_ids: Int[Tensor, "B T"], tokenizer: object = None, **kwargs: Any
@@ -318,14 +315,14 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         ids, _, cache = self._start(
             input_ids, attention_mask, past_key_values, cache, output_attentions, inputs_embeds=inputs_embeds
         )
-        found, memory = [], cache.memory
-        for _, outputs, after in self._segments(ids, cache.memory):
-            memory = after
+        found, past = [], cache
+        for _, outputs, after in self._segments(ids, cache):
+            past = after
             found.append(outputs if output_hidden_states else outputs[-1:])
         layers = tuple(torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
-        past = TransformerXLCache(memory, cache.seen + ids.shape[1]) if use_cache is not False else None
         shown: Any = layers if output_hidden_states else None
-        return BaseModelOutputWithPast(last_hidden_state=layers[-1], hidden_states=shown, **{_CACHE: past})  # type: ignore[arg-type]
+        kept: Any = None if use_cache is False else past
+        return BaseModelOutputWithPast(last_hidden_state=layers[-1], hidden_states=shown, **{_CACHE: kept})
 
 
 class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
@@ -377,7 +374,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         elif torch.is_grad_enabled() and self.training and self.config.gradient_segments:
             drawn = torch.randperm(count)[: self.config.gradient_segments].tolist()
         total: Any = 0.0
-        for number, (end, outputs, _) in enumerate(self._segments(ids, cache.memory, drawn)):
+        for number, (end, outputs, _) in enumerate(self._segments(ids, cache, drawn)):
             features = self.model.dropout(outputs[-1])
             part = (features * own[:, end - features.shape[1] : end, None]).sum(1)
             if self.config.pooling == "mean" and drawn is not None and number in drawn:  # the same value, more gradient
