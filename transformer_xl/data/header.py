@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,5 +67,5 @@ class Header:
         return cls(splits=splits, **content)
 
     def to_json(self) -> dict[str, Any]:
-        content = asdict(self)
+        content = vars(self) | {"splits": {name: vars(split) for name, split in self.splits.items()}}
         return {"format": FORMAT, "version": VERSION, "seal": digest_of_json(content), **content}
