@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config.settings import EvalConfig, Lengths, RunConfig
-from ..config.shape import RECURRENT
+from ..config.shape import ABSOLUTE, RECURRENT
 from ..data.corpus import Split
 from ..data.loader import StreamLoader
 from ..data.vocab import Vocab
@@ -19,7 +19,6 @@ from ..evaluation.sliding import Sliding
 from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
 from ..runtime.terminal import report_progress
-from .recl import ABSOLUTE
 
 TOLERANCE = 0.001
 """A figure within this share of the best one counts as equally good."""

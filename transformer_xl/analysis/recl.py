@@ -27,15 +27,13 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from ..config.settings import Lengths, RunConfig
-from ..config.shape import RECURRENT
+from ..config.shape import ABSOLUTE, RECURRENT
 from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
 from ..run.trained import TrainedRun
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
 
-ABSOLUTE = ("vaswani", "al-rfou")
-"""Kinds of model whose positions count from the start of a segment: they have none beyond their `tgt_len`."""
 THRESHOLD = 0.01
 _AT_A_TIME = 1 << 21
 """Maximum number of position weights in a block of draws: 16 MB."""

@@ -178,7 +178,7 @@ class TransformerXLConfig(Checked):
 
     def problems_of_ends(self, end: str, zeros: str, kind: str) -> Iterator[Problem]:
         """A problem if this model knows no ends of documents; the arguments are the names of the three settings."""
-        if self.base_kind in ("vaswani", "al-rfou"):
+        if self.base_kind in ABSOLUTE:
             yield Problem((end, kind), f"{{}} cannot be given with {{}} = {self.kind}. Leave it out.")
         elif self.zero_memory:
             yield Problem((end, zeros), "{} cannot be given with {}. Leave one of them out.")
@@ -213,6 +213,8 @@ KINDS = ("transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn")
 own_kinds: dict[str, str] = {}
 """The kinds that `register` added, each with its `base_kind`."""
 RECURRENT = ("lstm", "qrnn")
+ABSOLUTE = ("vaswani", "al-rfou")
+"""Kinds of model whose positions count from the start of a segment: they have none beyond their `tgt_len`."""
 ATTENTION = KINDS[:4]
 _OF_KINDS = {
     **dict.fromkeys(("untie_r", "share_position_projection", "ngrams", "matches"), ("transformer-xl",)),

@@ -20,6 +20,8 @@ from ..mistake import Mistake
 SIZES = ("toy", "small", "paper")
 AL_RFOU = "al-rfou-auxiliary"
 """The kind of `al_rfou.py`, which a command knows where TXL_IMPORT names that file."""
+Result = dict[str, Any]
+"""The content of result.json: row, seed, settings, unit, test and valid figure, parameters, and what was measured."""
 
 
 @dataclass(frozen=True)

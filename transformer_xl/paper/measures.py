@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..analysis.recl import ABSOLUTE
-from ..evaluation.score import figure
+from ..config.shape import ABSOLUTE
 from ..runtime.files import write_whole
-from .exhibits import Exhibit, Line
-from .speed import slowdown
-from .study import Result, Study, shown
+from .exhibits import Exhibit, Line, Result
+
+if TYPE_CHECKING:
+    from .study import Study
 
 SAMPLES = 3
 """Number of texts of Appendix E."""
@@ -40,6 +40,8 @@ def score_values(line: Line, result: Result) -> Sequence[Value]:
 
 def make_lengths(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
     """Score at the attention lengths of the size, and at those that the rows were trained with (Table 6)."""
+    from ..evaluation.score import figure
+
     found = {row: result for row in exhibit.rows() if (result := study.result(row, seed))}
     wanted = {*study.facts("attn_lens"), *(result["trained_length"] for result in found.values())}
     split = exhibit.split if study.size == "paper" else "test"
@@ -88,6 +90,8 @@ def recl_values(line: Line, result: Result) -> Sequence[Value]:
 
 def make_speed(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
     """How many times as long a sliding window takes per token as segments with a memory (Table 9)."""
+    from .speed import slowdown
+
     found: dict[str, list[float]] = {}
     for line in exhibit.lines:
         attn_len = int(str(line.cells[0])) // SHRINK[study.size]
@@ -108,6 +112,8 @@ def make_attention(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> N
 
 def make_samples(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
     """Samples beside the reference, at positions drawn by chance (Appendix E)."""
+    from .study import shown
+
     run, how = str(study.folder(exhibit.lines[0].row, seed)), study.facts("write").split()
     draws = [["--at", "random", "--reference", "--seed", str(draw)] for draw in range(1, SAMPLES + 1)]
     commands = [["generate", run, *how, *draw] for draw in draws]

@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 
-from .exhibits import Exhibit, first_like
+from .exhibits import Exhibit, Result, first_like
 from .measures import MEASURES, Results, Value
-from .study import Result
 
 NONE = "-"
 

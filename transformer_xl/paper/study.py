@@ -31,12 +31,10 @@ from ..run.folder import Run
 from ..run.metrics import validations
 from ..runtime.files import read_table, whole_folder, write_whole
 from . import al_rfou
-from .exhibits import AL_RFOU, content, first_like, training
+from .exhibits import AL_RFOU, Result, content, first_like, training
 
 BYTES = {"train": 1_500_000, "valid": 50_000, "test": 100_000}
 """Bytes of each split of the toy text, taken from the source of Python's library."""
-Result = dict[str, Any]
-"""The content of result.json: row, seed, settings, unit, test and valid figure, parameters, and what was measured."""
 
 
 @dataclass
