@@ -55,7 +55,7 @@ def gains(
     for now, later in zip(losses[:, :-1].swapaxes(0, 1), losses[:, 1:].swapaxes(0, 1), strict=True):
         baseline = now.min(0)
         hardest = np.argsort(-baseline, kind="stable")
-        drawn = weights[:, hardest]
+        drawn = np.take(weights, hardest, axis=1)  # in rows; an index would leave it in columns
         taken = np.clip(counts - (drawn.cumsum(1) - drawn), 0, drawn)
         before.append(taken @ baseline[hardest] / counts[:, 0])
         after.append(taken @ np.minimum(baseline, later)[:, hardest].T / counts)
