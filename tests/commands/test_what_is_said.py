@@ -283,7 +283,8 @@ def test_no_model_runs_before_all_runs_of_a_page_are_known(home, capsys):
         ("xyzzy", "got 'xyzzy'.\n"),
         (
             "eval run --mem-len -5 3 --batch-size 0",
-            "txl: --batch-size must be at least 1 and at most 1,048,576, got 0.\ntxl: --mem-len must be at least 0, got -5.\n",
+            "txl: --batch-size must be at least 1 and at most 1,048,576, got 0.\n"
+            "txl: --mem-len must be at least 0, got -5.\n",
         ),
         ("eval run --mem-len 5 --attn-len 7", "txl: --attn-len must be at most --mem-len + 1 = 6, got 7"),
         ("train text-small --data text.txt --out x --model.vocab-size 204", "model.vocab_size must be 256"),

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import TypeVar
 
 from ..config.settings import Lengths, TransformerXLConfig
-from ..config.shape import own_kinds
+from ..config.shape import ABSOLUTE, own_kinds
 from ..mistake import Mistake
 from ..ops.call import product_dtype
 from ..ops.dropout import Dropout
@@ -120,7 +120,7 @@ class TransformerXLBackbone(nn.Module):
         heads = self.config.n_head, self.config.d_head
         check_state(state, [self.config.d_model] * len(self.layers), x, heads)
         state = state.grow_to(lengths.mem_len) if self.config.zero_memory else state
-        if begins is not None and (self.config.zero_memory or self.config.base_kind in ("vaswani", "al-rfou")):
+        if begins is not None and (self.config.zero_memory or self.config.base_kind in ABSOLUTE):
             raise Mistake(
                 "begins must be left out with zero_memory, whose zeros come before a row, and for vaswani and al-rfou, "
                 f"whose positions count from its start; got kind = {self.config.kind}."
