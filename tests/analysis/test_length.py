@@ -25,18 +25,17 @@ from transformer_xl.analysis.length import Sweep, attention_lengths, sweep
 from transformer_xl.commands.attention import Attention
 from transformer_xl.commands.length import Length
 from transformer_xl.commands.recl import Recl
-from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.corpus import Split
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.score import EvalResult, evaluate
-from transformer_xl.model.baselines import build_model
 from transformer_xl.run.checkpoint import save_checkpoint
 
 BYTES = Vocab.build("byte", [])
-SIZES = {"vocab_size": 256, "n_layer": 2, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11, "init_std": 0.3}
-CONFIG = RunConfig(model=TransformerXLConfig(**SIZES), train=TrainConfig(tgt_len=8, mem_len=8))
-VASWANI = replace(CONFIG, model=TransformerXLConfig(**SIZES, kind="vaswani"), train=TrainConfig(tgt_len=8, mem_len=0))
+build = partial(small_model, vocab_size=256, n_layer=2)
+CONFIG = RunConfig(model=build().config, train=TrainConfig(tgt_len=8, mem_len=8))
+VASWANI = RunConfig(model=build(kind="vaswani").config, train=TrainConfig(tgt_len=8, mem_len=0))
 HOW = EvalConfig(batch_size=3)
 
 
@@ -62,9 +61,8 @@ def test_the_shortest_length_is_as_good_as_the_best_and_shorter_ones_are_not(los
 
 @pytest.mark.parametrize(("kind", "positions"), [("transformer-xl", 0), ("shaw", 5)])
 def test_with_memory_a_length_is_a_window_of_that_many_keys(kind, positions):
-    model, split = build(kind, positions=positions), split_of(100)
-    config = replace(CONFIG, model=replace(CONFIG.model, kind=kind, positions=positions))
-    found = sweep(model, config, split, [16, 1, 5], BYTES, how=HOW)
+    model, split = build(kind=kind, positions=positions), split_of(100)
+    found = sweep(model, replace(CONFIG, model=model.config), split, [16, 1, 5], BYTES, how=HOW)
     assert list(found.results) == [1, 5, 16]
     for attn_len, result in found.results.items():
         other = Lengths(tgt_len=11, mem_len=attn_len - 1, attn_len=attn_len)
@@ -73,14 +71,9 @@ def test_with_memory_a_length_is_a_window_of_that_many_keys(kind, positions):
         assert result.targets == 99
 
 
-def build(kind: str, **changes: int) -> torch.nn.Module:
-    torch.manual_seed(1)
-    return build_model(TransformerXLConfig(**SIZES, kind=kind, **changes)).double().eval()  # type: ignore[arg-type]
-
-
 def test_without_recurrence_a_length_is_a_window_of_that_many_tokens(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(analysis.length, "STRIDE", 1)
-    model, split = build("vaswani"), split_of(60)
+    model, split = build(kind="vaswani"), split_of(60)
     found = sweep(model, VASWANI, split, [3, 8, 9], BYTES, how=HOW)
     assert list(found.results) == [3, 8] and "from an empty state" in found.description
     ids = torch.from_numpy(split.ids.astype(np.int64))[None]
@@ -96,12 +89,6 @@ def test_without_recurrence_a_length_is_a_window_of_that_many_tokens(monkeypatch
         sweep(model, VASWANI, split, [9, 10], BYTES, how=HOW)
 
 
-def test_max_tokens_scores_the_start_of_the_split():
-    model = small_model(vocab_size=256)
-    found = sweep(model, CONFIG, split_of(100), [5], BYTES, how=replace(HOW, max_tokens=40))
-    assert found.results[5].targets == 40
-
-
 def test_default_lengths_range_from_a_quarter_segment_to_eight_segments():
     assert attention_lengths([VASWANI, CONFIG]) == [2, 4, 6, 8, 12, 16, 24, 32, 48, 64]
     assert attention_lengths([replace(CONFIG, train=TrainConfig(tgt_len=1))])[0] == 1
@@ -114,7 +101,7 @@ def home(tmp_path_factory: pytest.TempPathFactory):
     words = "the cat sat on the mat and the dog ate the cat\n" * 60
     (folder / "text.txt").write_text(words)
     for name, config in {"xl": CONFIG, "vaswani": VASWANI}.items():
-        save_checkpoint(folder / name, model=build(config.model.kind).float(), vocab=BYTES, config=config)
+        save_checkpoint(folder / name, model=build(kind=config.model.kind).float(), vocab=BYTES, config=config)
     vocab = Vocab.build("word", [words])
     model = small_model(vocab_size=len(vocab), dtype=torch.float32)
     save_checkpoint(folder / "words", model=model, vocab=vocab, config=CONFIG)
@@ -160,18 +147,12 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
-def test_the_seed_determines_the_positions(home: Path, undrawn: None):
-    first, again, other = (recl([home / "xl"], data=str(home / "text.txt"), seed=seed, **SMALL) for seed in (1, 1, 2))
-    assert first == again and first["runs"][0]["loss"] != other["runs"][0]["loss"]
-
-
-def test_losses_of_recl_are_in_fp32_unless_another_precision_is_asked_for(home: Path, undrawn: None):
-    runs, data = [home / "xl"], str(home / "text.txt")
-    default, exact, rounded = (
-        recl(runs, data=data, **precision, **SMALL)["runs"][0]["loss"]
-        for precision in ({}, {"precision": "fp32"}, {"precision": "bf16"})
+def test_the_seed_determines_the_positions_and_losses_are_in_fp32_unless_asked_otherwise(home: Path, undrawn: None):
+    first, again, other, rounded = (
+        recl([home / "xl"], data=str(home / "text.txt"), **asked, **SMALL)["runs"][0]["loss"]
+        for asked in ({}, {"seed": 0, "precision": "fp32"}, {"seed": 2}, {"precision": "bf16"})
     )
-    assert default == exact != rounded
+    assert first == again and other != first != rounded
 
 
 def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, capsys):
@@ -183,6 +164,7 @@ def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, cap
     assert told.count("best,") + told.count("best\n") == 2 and "shortest within 0.1% of the best bpc" in told
     assert [len(run["results"]) for run in facts["runs"]] == [3, 2]
     assert facts == json.loads((tmp_path / "length.json").read_text()) and (tmp_path / "length.svg").exists()
+    assert {result["targets"] for run in facts["runs"] for result in run["results"]} == {200}
     losses = {result["attn_len"]: result["loss"] for result in facts["runs"][0]["results"]}
     assert losses[facts["runs"][0]["best"]] == min(losses.values())
     assert length([home / "xl"], **asked)["runs"][0]["best"] == facts["runs"][0]["best"]
@@ -228,7 +210,7 @@ def test_each_document_of_one_stream_has_its_own_contexts(tmp_path: Path, undraw
 
 
 def test_weights_that_diverged_are_named_and_nothing_is_written(home: Path, tmp_path: Path):
-    model = build("transformer-xl").float()
+    model = build().float()
     next(model.parameters()).data.fill_(math.nan)
     save_checkpoint(tmp_path / "run", model=model, vocab=BYTES, config=CONFIG)
     given = {"data": str(home / "text.txt"), "split": "train", "out": tmp_path / "out"}
@@ -250,12 +232,13 @@ def test_a_file_instead_of_a_folder_is_refused_before_any_work(home: Path, tmp_p
                 call([home / "no run"], out=out)
 
 
-def test_bytes_are_those_of_evaluation(home: Path):
+def test_bytes_are_those_of_evaluation():
     """The token that ends documents is no text."""
-    config = replace(CONFIG, model=replace(CONFIG.model, document_end=ord("t")))
-    found = sweep(build("transformer-xl"), config, split_of(100), [5], BYTES, how=HOW)
-    targets = split_of(100).ids[1:]
-    assert found.results[5].bytes == len(targets) - int((targets == ord("t")).sum())
+    split = split_of(100)
+    end = int(split.ids[50])
+    model = build(document_end=end)
+    found = sweep(model, replace(CONFIG, model=model.config), split, [5], BYTES, how=HOW)
+    assert found.results[5].bytes == 99 - int((split.ids[1:] == end).sum()) < 99
 
 
 def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: Path):
@@ -265,7 +248,6 @@ def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: P
 
 
 def test_the_description_says_how_far_matches_reach():
-    sizes = {"matches": (3,), "match_window": 50}
-    config = replace(CONFIG, model=replace(CONFIG.model, **sizes))
-    found = sweep(build_model(config.model).eval(), config, split_of(40), [5], BYTES, how=HOW)
+    model = build(matches=(3,), match_window=50)
+    found = sweep(model, replace(CONFIG, model=model.config), split_of(40), [5], BYTES, how=HOW)
     assert "matches are found in the last 50 tokens" in found.description
