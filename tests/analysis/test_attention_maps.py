@@ -15,7 +15,7 @@ import torch
 from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VARIANTS, lengths, small_model, text
+from small_models import BASELINES, VARIANTS, lengths, small_model, text
 from torch import nn
 
 from transformer_xl.analysis.attention import (
@@ -36,16 +36,8 @@ from transformer_xl.ops.masks import Mask, visible
 from transformer_xl.ops.reference import scores_by_term
 from transformer_xl.run.checkpoint import save_checkpoint
 
-OTHERS: dict[str, dict[str, Any]] = {
-    "zero memory": {"zero_memory": True},
-    "shared projection": {"share_position_projection": True},
-    "shaw": {"kind": "shaw", "positions": 7},
-    "vaswani": {"kind": "vaswani"},
-    "al-rfou": {"kind": "al-rfou", "positions": 17},
-}
-MODELS = VARIANTS | OTHERS
-each_model = pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
-each_call = pytest.mark.parametrize("attn_len", [None, 4])
+OTHERS = {"zero memory": {"zero_memory": True}, "shared projection": {"share_position_projection": True}}
+MODELS: dict[str, dict[str, Any]] = VARIANTS | BASELINES | OTHERS
 
 
 def by_key(maps: torch.Tensor, keys: int) -> torch.Tensor:
@@ -99,8 +91,8 @@ def attended(model: nn.Module, ids: torch.Tensor, memory: Any, call: Lengths) ->
     return memory, list(zip(maps, values, strict=True)), heads
 
 
-@each_model
-@each_call
+@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("attn_len", [None, 4])
 def test_maps_equal_the_attention_of_the_model(changes: dict[str, Any], attn_len: int | None):
     model = small_model(**changes)
     clamp_len = 3 if changes.get("kind") not in ("vaswani", "al-rfou") else None
@@ -130,12 +122,6 @@ def test_watch_attention_leaves_the_model_unchanged():
 
 def averaged(model: nn.Module, ids: np.ndarray, call: Lengths, batch_size: int = 2) -> AverageAttention:
     return average_attention(model, StreamLoader(ids, batch_size=batch_size, tgt_len=call.tgt_len), call)  # type: ignore[arg-type]
-
-
-def the_same(one: AverageAttention, other: AverageAttention) -> None:
-    assert one.queries == other.queries
-    for name in ("sums", "counts", "mean_distance", "entropy"):
-        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_averages_equal_those_of_all_maps_at_once():
@@ -174,7 +160,10 @@ def test_segments_and_blocks_do_not_change_an_average(tgt_len: int, block: int, 
     model, ids = small_model(n_layer=2, pre_lnorm=True), text(1, length)[0].numpy()
     one = averaged(model, ids, Lengths(tgt_len=7, mem_len=5, attn_len=6))
     with patch("transformer_xl.analysis.attention.BLOCK", block):
-        the_same(averaged(model, ids, Lengths(tgt_len=tgt_len, mem_len=5, attn_len=6)), one)
+        other = averaged(model, ids, Lengths(tgt_len=tgt_len, mem_len=5, attn_len=6))
+    assert one.queries == other.queries
+    for name in ("sums", "counts", "mean_distance", "entropy"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_a_document_does_not_attend_to_the_previous_one():
@@ -234,8 +223,6 @@ def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, star
 
 
 WORDS = "the cat sat on the mat and cost $ 5 in 日本 for the dog ate the cat\n" * 20
-
-
 VOCAB = Vocab.build("word", [WORDS])
 
 
