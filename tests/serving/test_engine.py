@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,11 @@ from small_models import VARIANTS
 
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling
+from transformer_xl.evaluation.language_model import LanguageModel
 from transformer_xl.serving.engine import Engine, empty_cache, refusal
 from transformer_xl.serving.jobs import Ended, Job, Scored, Turns
 from transformer_xl.serving.requests import Refused
-from transformer_xl.serving.sessions import Past, shorter_memory
+from transformer_xl.serving.sessions import shorter_memory
 
 
 class Written:
@@ -36,10 +38,12 @@ class Written:
         return found
 
 
-def job(ids: np.ndarray, written: Written, *, seed: int = 0, past: Past | None = None, **options: Any) -> Job:
-    sampling = Sampling(seed=seed, top_k=options.pop("top_k", 0), stop=options.pop("stop", ()))
-    sizes = {"lengths": LENGTHS if past is None else past.lengths, "max_tokens": 5} | options
-    return Job(ids=ids, past=past, sampling=sampling, emit=written.events.put, **sizes)
+def job(ids: np.ndarray, written: Written, **options: Any) -> Job:
+    """A job with these options, of which some are of how tokens are drawn."""
+    drawing = {name: options.pop(name) for name in ("seed", "temperature", "top_k", "top_p", "bias") if name in options}
+    sampling = Sampling(**{"seed": 0, "top_k": 0} | drawing)
+    sizes = {"lengths": LENGTHS, "max_tokens": 5} | options
+    return Job(ids=ids, past=None, sampling=sampling, emit=written.events.put, **sizes)
 
 
 def plain(events: list[Any]) -> list[Any]:
@@ -52,12 +56,19 @@ def plain(events: list[Any]) -> list[Any]:
     ]
 
 
+@contextmanager
+def running(model: LanguageModel, **options: Any) -> Iterator[Engine]:
+    made = Engine(model.model, BYTES, LENGTHS, rows=8, **options)
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    model = language_model()
-    made = Engine(model.model, BYTES, LENGTHS, rows=8)
-    yield made.start()
-    made.stop()
+    with running(language_model()) as made:
+        yield made
 
 
 def mixed_jobs(count: int, seed: int) -> list[dict[str, Any]]:
@@ -134,26 +145,19 @@ def texts_of(engine: Engine, wanted: list[dict[str, Any]], *, together: bool) ->
 @pytest.mark.parametrize("kind", ["post-norm", "n-grams", "QK-norm"])
 def test_a_text_has_the_same_bits_alone_as_among_others(kind: str, precision: str, built: Path) -> None:
     """With the step in C++."""
-    model = language_model(**VARIANTS[kind])
     wanted = mixed_jobs(40, seed=3)
-    engine = Engine(model.model, BYTES, LENGTHS, rows=8, precision=precision).start()
-    assert engine._native
-    try:
+    with running(language_model(**VARIANTS[kind]), precision=precision) as engine:
+        assert engine._native
         assert texts_of(engine, wanted, together=True) == texts_of(engine, wanted, together=False)
-    finally:
-        engine.stop()
 
 
 @pytest.mark.parametrize("kind", ["post-norm", "bands"])
 def test_otherwise_a_text_is_the_same_to_rounding(kind: str) -> None:
     """PyTorch's attention, and products with few columns, round in another way in each row."""
     wanted = mixed_jobs(40, seed=4)
-    engine = Engine(language_model(**VARIANTS[kind]).model, BYTES, LENGTHS, rows=8).start()
-    assert not engine._native
-    try:
+    with running(language_model(**VARIANTS[kind])) as engine:
+        assert not engine._native
         runs = [texts_of(engine, wanted, together=which) for which in (False, True)]
-    finally:
-        engine.stop()
     for alone, among in zip(*runs, strict=True):
         costs = [[event[3] for event in events if len(event) == 5] for events in (alone, among)]
         np.testing.assert_allclose(*costs, atol=1e-4)
@@ -162,7 +166,7 @@ def test_otherwise_a_text_is_the_same_to_rounding(kind: str) -> None:
 def test_a_long_prompt_does_not_stall_a_short_one(engine: Engine) -> None:
     """The short text is complete when the long one has not been read."""
     long, short = Written(), Written()
-    ids = np.zeros(8 * 2000, np.int64)
+    ids = np.zeros(8 * 600, np.int64)
     engine.submit([job(ids, long, max_tokens=1)])
     engine.submit([job(ids[:20], short, max_tokens=20)])
     short.all()
@@ -183,8 +187,8 @@ def test_clients_take_turns() -> None:
 
 def test_a_client_gets_a_row_at_once_and_the_others_lose_nothing(engine: Engine) -> None:
     """A text that gave up its row goes on later as if nothing had been."""
-    long, found = {"ids": np.arange(9), "max_tokens": 900, "top_k": 1}, []
-    for others in (0, 20):  # the long texts take far more steps than these
+    long, found = {"ids": np.arange(9), "max_tokens": 400, "top_k": 1}, []
+    for others in (0, 8):  # the long texts take far more steps than these
         outs = [Written() for _ in range(8)]
         engine.submit([job(written=out, seed=seed, client="many", **long) for seed, out in enumerate(outs)])
         for _ in range(others):
@@ -200,8 +204,7 @@ def test_a_client_gets_a_row_at_once_and_the_others_lose_nothing(engine: Engine)
 
 
 def test_a_full_queue_refuses_all_or_nothing() -> None:
-    model = language_model()
-    engine = Engine(model.model, BYTES, LENGTHS, rows=8, most=8)
+    engine = Engine(language_model().model, BYTES, LENGTHS, rows=8, most=8)
     jobs = [job(np.array([1]), Written()) for _ in range(5)]
     with pytest.raises(Refused, match="full"):
         engine.submit(jobs)
@@ -215,29 +218,22 @@ def test_a_full_queue_refuses_all_or_nothing() -> None:
 
 def test_no_numbers_end_one_text() -> None:
     """Texts in other rows go on, not only later ones."""
-    engine = Engine(language_model(tie_weight=False).model, BYTES, LENGTHS, rows=8)
+    model, bad, good = language_model(tie_weight=False), Written(), Written()
     with torch.no_grad():
-        engine.model.embedding.tables[0][7] = torch.nan
-    bad, good = Written(), Written()
-    never = Sampling(seed=0, bias=((7, -1000.0),))
-    fine = Job(ids=np.array([1]), past=None, lengths=LENGTHS, sampling=never, max_tokens=400, emit=good.events.put)
-    engine.submit([fine, job(np.array([7]), bad)])
-    engine.start()
-    try:
+        model.model.embedding.tables[0][7] = torch.nan
+    with running(model) as engine:
+        engine.submit([job(np.array([1]), good, bias=((7, -1000.0),), max_tokens=400), job(np.array([7]), bad)])
         assert isinstance(bad.all()[-1], Refused)
         assert isinstance(good.all()[-1], Ended)
-    finally:
-        engine.stop()
 
 
 def test_texts_in_neighbouring_rows_draw_each_by_its_own_settings(engine: Engine) -> None:
-    settings = ({}, {"temperature": 0.2}, {"top_k": 3}, {"top_p": 0.2}, {"bias": ((98, 9.0),)})
-    wanted = [Sampling(**{"seed": 5, "top_k": 0} | own) for own in settings]
+    wanted = [{}, {"temperature": 0.2}, {"top_k": 3}, {"top_p": 0.2}, {"bias": ((98, 9.0),)}]
 
-    def written(samplings: list[Sampling]) -> list[list[int]]:
-        outs, call = [Written() for _ in samplings], {"past": None, "lengths": LENGTHS, "max_tokens": 30}
-        pairs = zip(samplings, outs, strict=True)
-        engine.submit([Job(ids=np.array([1]), sampling=own, emit=out.events.put, **call) for own, out in pairs])
+    def written(settings: list[dict[str, Any]]) -> list[list[int]]:
+        outs = [Written() for _ in settings]
+        pairs = zip(settings, outs, strict=True)
+        engine.submit([job(np.array([1]), out, max_tokens=30, **own | {"seed": 5}) for own, out in pairs])
         return [[event.token for event in out.all()[:-1]] for out in outs]
 
     together = written(wanted)
