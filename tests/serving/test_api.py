@@ -199,14 +199,13 @@ def test_a_shorter_memory_forgets(live: Live) -> None:
         ("mem_len", 0, "greater than or equal to 1"),
         ("mem_len", 17, "from 1 to 16"),
         ("model", "gpt", "no model gpt"),
-        ("previous_response_id", "../../etc/passwd", "Send the whole text"),
     ],
 )
 def test_a_wrong_field_is_refused_in_a_sentence(live: Live, field: str, value: Any, told: str) -> None:
     content = json.dumps({"prompt": "a", field: value})
     answer = live.client.post("/v1/completions", content=content, headers=JSON)
     error = answer.json()["error"]
-    assert answer.status_code == (404 if field in ("model", "previous_response_id") else 400)
+    assert answer.status_code == (404 if field == "model" else 400)
     assert told in error["message"] and error["param"] == field and error["message"].endswith(".")
 
 
@@ -258,23 +257,20 @@ def test_a_text_that_ends_inside_a_character_goes_on_with_its_rest(live: Live, c
         assert choice["text"] == "\u754c"
 
 
-def test_offsets_are_those_of_the_text_that_was_sent() -> None:
-    """Words have other spaces in a prompt, and other words, than in the model's own text."""
-    prompt, names = "  zzzq  of\n  sang ", ["zzzq", "of", "\n", "sang", ""]
-    with live_server(language_model(WORDS)) as live:
-        answer = live.post(prompt=prompt, max_tokens=1, echo=True, logprobs=0)["choices"][0]
-    offsets = answer["logprobs"]["text_offset"]
-    assert [answer["text"][start:].startswith(name) for start, name in zip(offsets, names, strict=True)] == [True] * 5
-    assert offsets[:-1] == [prompt.index(name) for name in names[:-1]] and offsets[-1] >= len(prompt)
-
-
-@pytest.mark.parametrize("unit", ["byte", "char"])
-def test_offsets_skip_line_ends_that_the_model_does_not_read(unit: Any) -> None:
-    vocab = Vocab.build(unit, ["ab\u00e9c"], newlines="drop")
+@pytest.mark.parametrize(
+    ("vocab", "prompt", "expected"),
+    [
+        (WORDS, "  zzzq  of\n  sang ", [2, 8, 10, 13, 19]),
+        (Vocab.build("byte", [], newlines="drop"), "\na\n\u00e9\n", [1, 3, 3, 5]),
+        (Vocab.build("char", ["ab\u00e9c"], newlines="drop"), "\na\n\u00e9\n", [1, 3, 5]),
+    ],
+    ids=str,
+)
+def test_offsets_are_those_of_the_text_that_was_sent(vocab: Vocab, prompt: str, expected: list[int]) -> None:
+    """Which has other spaces and words than the model's own text, and line ends that the model does not read."""
     with live_server(language_model(vocab)) as live:
-        answer = live.post(prompt="\na\n\u00e9\n", max_tokens=1, echo=True, logprobs=0)["choices"][0]
-    expected = [1, 3, 5] if unit == "char" else [1, 3, 3, 5]
-    assert answer["logprobs"]["text_offset"] == expected
+        answer = live.post(prompt=prompt, max_tokens=1, temperature=0, echo=True, logprobs=0)["choices"][0]
+    assert answer["text"].startswith(prompt) and answer["logprobs"]["text_offset"] == expected
 
 
 @pytest.mark.parametrize("prompt", [[97, 195], [195], [97, 0xE7, 0x95]])

@@ -69,7 +69,8 @@ def test_an_id_that_is_forged_or_not_stored_is_not_found(live: Live) -> None:
     kept = [live.post(prompt="a", store=False, max_tokens=count)["id"] for count in (0, 1)]
     for name in (*kept, "cmpl-" + 32 * "x", "", "x" * 10_000, "../../etc/passwd", "cmpl-\u00e9"):
         error = live.post(prompt="a", previous_response_id=name, status=404)["error"]
-        assert error["code"] == "response_not_found" and error["message"].endswith("Send the whole text.")
+        assert (error["code"], error["param"]) == ("response_not_found", "previous_response_id")
+        assert error["message"].endswith("Send the whole text.")
 
 
 def test_a_text_belongs_to_its_token() -> None:
