@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.gpu.sitting import Sitting
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,17 +25,14 @@ def test_a_sitting_runs_through(sitting: str, tmp_path: Path) -> None:
     assert len(lines) > 4 and all("found" in line for line in lines)
 
 
-def test_a_part_that_fails_stops_no_other(tmp_path: Path) -> None:
-    script = """
-from experiments.gpu.sitting import Sitting
-s = Sitting.from_command_line(5)
-s.part("wrong", 0)(lambda: 1 / 0)
-s.part("long", 99)(lambda: 1)
-s.part("right", 0)(lambda: 1)
-s.finish()
-"""
-    words = ["-c", script, "--out", str(tmp_path), "--device", "cpu"]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+def test_a_part_that_fails_stops_no_other(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["sitting", "--out", str(tmp_path), "--device", "cpu"])
+    sitting = Sitting.from_command_line(5)
+    sitting.part("wrong", 0)(lambda: 1 / 0)
+    sitting.part("long", 99)(lambda: 1)
+    sitting.part("right", 0)(lambda: 1)
+    with pytest.raises(SystemExit) as exit:
+        sitting.finish()
     wrong, long, right = (json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines())
     assert "ZeroDivisionError" in wrong["error"] and "needs 99" in long["skipped"] and right["found"] == 1
-    assert done.returncode == 1 and "FAILED ZeroDivisionError" in done.stdout
+    assert exit.value.code == 1 and "FAILED ZeroDivisionError" in capsys.readouterr().out
