@@ -115,7 +115,7 @@ def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):
     assert re.fullmatch(r"txl: hf:not a name could not be fetched: .*\n", capsys.readouterr().err)
 
 
-def test_a_pickled_module_is_converted_and_evaluated(tmp_path, capsys, monkeypatch):
+def test_a_pickled_module_is_converted_and_evaluated(tmp_path, capsys):
     pytest.importorskip("transformers")
     model = shuffled(small_model(dtype=torch.float32, **BANDS))
     with classes(**AUTHORS, Corpus="data_utils", Vocab="vocabulary") as made:

@@ -129,7 +129,9 @@ def test_transfo_xls_models_without_a_softmax_give_the_same_vectors(case, tmp_pa
     assert any("has no softmax" in note for note in found.report)
     model = read_classifier(tmp_path / "classes")
     assert type(model) is TransformerXLForSequenceClassification and model.config.num_labels == 3
-    expected = model.score(vectors_of(model)(ids).last_hidden_state[:, -1])
+    vectors = TransformerXLModel(model.config).eval()
+    vectors.model = model.model
+    expected = model.score(vectors(ids).last_hidden_state[:, -1])
     torch.testing.assert_close(model(ids).logits, expected)
     model.save_pretrained(tmp_path / "ours")
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
@@ -156,12 +158,6 @@ def test_options_of_the_other_classes_are_known(folder):
     torch.testing.assert_close(model(ids, use_cache=False, inputs_embeds=None).logits, model(ids).logits)
     with pytest.raises(ValueError, match="output_hidden_states must be False or left out"):
         model(ids, output_hidden_states=True)
-
-
-def vectors_of(model: TransformerXLForSequenceClassification) -> TransformerXLModel:
-    other = TransformerXLModel(model.config).eval()
-    other.model = model.model
-    return other
 
 
 def test_a_number_has_the_squared_error_and_several_labels_have_theirs(folder):

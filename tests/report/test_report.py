@@ -323,8 +323,8 @@ SENTENCES = "The naïve bird <b>sang</b> & 'twice'.\n\tNo one\u00a0heard “it�
 SMALL = words(
     "--model.n-layer 2 --model.d-model 14 --model.d-inner 11 --train.precision fp32 --train.device cpu"
     " --train.tgt-len 31 --train.mem-len 40 --train.max-steps 10 --eval.mem-len 62 --eval.batch-size 3"
+    " --model.n-head 3 --model.d-head 5"
 )
-HEADS = words("--model.n-head 3 --model.d-head 5")
 
 
 @pytest.fixture(autouse=True)
@@ -333,11 +333,11 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_xl.run.trained.resolve_precision", lambda *_: ("fp32", "as the test says"))
 
 
-def trained(run: Path, *changes: str, heads: Sequence[str] = HEADS, step: int = 10, seed: int = 1) -> RunConfig:
+def trained(run: Path, *changes: str, step: int = 10, seed: int = 1) -> RunConfig:
     """A run whose weights are random and large, so that memory matters; its text is escaped HTML in many scripts."""
     text = run.parent / "text.txt"
     text.write_text("".join(f"{number % 7} {SENTENCES}" for number in range(150)), "utf-8")
-    config = load_recipe("text-small", [*SMALL, *heads, *changes], data=text)
+    config = load_recipe("text-small", [*SMALL, *changes], data=text)
     corpus = open_corpus(config.corpus)
     config = resolve_settings(config, corpus)
     torch.manual_seed(seed)
@@ -417,7 +417,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS, ids=KINDS)
 def test_every_kind_of_model_gets_a_page(tmp_path, kind, capsys):
     changes, points = KINDS[kind]
-    trained(tmp_path / "run", *words(changes), heads=() if kind == "lstm" else HEADS)
+    trained(tmp_path / "run", *words(changes))
     page = page_of(tmp_path / "run")
     assert "lacks" not in capsys.readouterr().err
     assert len(figures_of(tmp_path / "run")["costs"]) == points
