@@ -1,4 +1,4 @@
-"""Whole sessions of a user, from training to evaluation, on a real text; each command is its own process."""
+"""Whole sessions of a user, from training to evaluation, on a real text; the first training is its own process."""
 
 from __future__ import annotations
 
@@ -28,15 +28,6 @@ TINY = words(
 )
 
 
-def txl(*arguments: str, given: bytes = b"") -> str:
-    """Run a command as a user would, and return what it wrote to standard output."""
-    command = [sys.executable, "-m", "transformer_xl", *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, timeout=100)
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"Traceback" not in done.stderr
-    return done.stdout.decode()
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory):
     """A folder with a text and a cache of its own, where a run was trained."""
@@ -46,7 +37,10 @@ def home(tmp_path_factory: pytest.TempPathFactory):
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.chdir(folder)
         Path("text.py").write_bytes(TEXT)
-        (folder / "log").write_text(txl("train", "text-small", "--data", "text.py", "--out", "runs/first", *TINY))
+        command = [sys.executable, *words("-m transformer_xl train text-small --data text.py --out runs/first"), *TINY]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+        (folder / "log").write_text(done.stdout)
         yield folder
 
 
@@ -83,11 +77,13 @@ def test_same_length_is_attn_len_equal_to_mem_len(home: Path, capsys):
     assert windowed["nats"] == same[0]["nats"]
 
 
-def test_score_prints_a_line_for_each_line_of_a_file_or_standard_input(home: Path, capsys):
-    Path("lines.txt").write_bytes(b"import os\n\nxyzzy " * 3)
-    shown = txl("score", "runs/first", "-", given=b"import os\n\nxyzzy " * 3).splitlines()
+def test_score_prints_a_line_for_each_line_of_a_file_or_standard_input(home: Path, monkeypatch, capsys):
+    text = b"import os\n\nxyzzy " * 3
+    Path("lines.txt").write_bytes(text)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    shown = printed("score runs/first -", capsys).splitlines()
     figures = [list(map(float, line.split("\t"))) for line in shown]
-    assert len(figures) == (b"import os\n\nxyzzy " * 3).count(b"\n") + 1
+    assert len(figures) == text.count(b"\n") + 1
     assert all(bits == pytest.approx(-nats / math.log(2), abs=1e-3) for nats, _, bits in figures)
     lines = printed(["score", "runs/first", "lines.txt", "--json"], capsys).splitlines()
     assert [json.loads(line)["log_prob"] for line in lines] == pytest.approx([nats for nats, *_ in figures], abs=1e-3)
