@@ -29,9 +29,16 @@ def printed(line: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def refused(line: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def sentences_of(line: str | list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The sentences with which a command is refused, before it prints anything else."""
     capsys.readouterr()
     assert main(words(line) if isinstance(line, str) else line) == 2
-    lines = capsys.readouterr().err.splitlines()
-    [sentence] = [line for line in lines if not line.startswith("txl: Left out, because")]  # true before it too
-    return sentence.removeprefix("txl: ")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    left_out = "txl: Left out, because"  # true before it too
+    return [line.removeprefix("txl: ") for line in shown.err.splitlines() if not line.startswith(left_out)]
+
+
+def refused(line: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    [sentence] = sentences_of(line, capsys)
+    return sentence

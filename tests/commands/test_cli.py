@@ -9,11 +9,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from shlex import split as words
 
 import pytest
 import torch
-from tiny_runs import TINY, printed
+from tiny_runs import TINY, printed, refused, sentences_of
 
 from transformer_xl.commands import env
 from transformer_xl.commands import main as cli
@@ -34,15 +33,6 @@ def home(tmp_path_factory: pytest.TempPathFactory):
         (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
         assert main(["train", "text-small", "--data", "text.txt", "--out", "run", *TINY]) == 0
         yield folder
-
-
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The sentences with which a command line is refused."""
-    capsys.readouterr()
-    assert main(arguments) == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and "Traceback" not in shown.err
-    return [line.removeprefix("txl: ") for line in shown.err.splitlines()]
 
 
 def test_help_of_every_command_loads_no_torch():
@@ -97,10 +87,10 @@ def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
     before = text.read_bytes()
     text.write_bytes(before.replace(b"brown", b"green"))
     for arguments in (["eval", run], ["generate", run, "--from-test", "5"], ["analyse", "length", run]):
-        [sentence] = refused(arguments, capsys)
+        sentence = refused(arguments, capsys)
         assert "has changed since" in sentence and "the SHA-256 of train, valid and test differs" in sentence
     more = ["train", "text-small", "--out", run, "--resume", "--train.max-steps", "6"]
-    [sentence] = refused(more, capsys)
+    sentence = refused(more, capsys)
     assert "has changed since" in sentence and f"--init {run}" in sentence
     assert main(["eval", run, "--data", str(text)]) == 0
     text.write_bytes(before)
@@ -109,13 +99,13 @@ def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
     further = [*more[:-1], "7", "--data", str(moved)]
     assert main(further) == 0, "the same text may be elsewhere"
     moved.write_bytes(before + before)
-    [sentence] = refused(further, capsys)
+    sentence = refused(further, capsys)
     assert "moved.txt has changed since" in sentence
     moved.rename(other := tmp_path / "other.txt")
-    [sentence] = refused([*further[:-1], str(other)], capsys)
+    sentence = refused([*further[:-1], str(other)], capsys)
     assert f"--data must be the text of {run}, {moved}, which may have been moved, got other.txt." in sentence
     (Path(run) / "environment.json").unlink()
-    [sentence] = refused([*further[:-1], str(other)], capsys)
+    sentence = refused([*further[:-1], str(other)], capsys)
     assert f"--data is {moved} in {run}, and cannot change now" in sentence, "there are no checksums"
 
 
@@ -135,7 +125,7 @@ def test_the_split_of_each_file_is_printed_and_logged(home, capsys, tmp_path):
 
 def test_compiling_without_a_compiler_is_refused(home, capsys, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    [sentence] = refused(["train", "text-small", "--data", "text.txt", "--train.compile"], capsys)
+    sentence = refused(["train", "text-small", "--data", "text.txt", "--train.compile"], capsys)
     assert "C++ compiler" in sentence and not Path("runs").exists()
 
 
@@ -147,9 +137,9 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(home, capsys):
     text = b"a few words of text\n" * 9
     splits = {"train": text, "valid": text, "test": text}
     Corpus.build(home / "words", splits, CorpusConfig(unit="word"), name="words")
-    [sentence] = refused(["train", "text-words", "--data", "words", "--init", "run", *TINY], capsys)
+    sentence = refused(["train", "text-words", "--data", "words", "--init", "run", *TINY], capsys)
     assert "vocabulary" in sentence and "256 bytes" in sentence
-    [sentence] = refused(["eval", "run", "--data", "words"], capsys)
+    sentence = refused(["eval", "run", "--data", "words"], capsys)
     assert "vocabulary" in sentence and "256 bytes" in sentence
 
 
@@ -206,23 +196,21 @@ def test_a_bug_keeps_its_traceback(fault: str, monkeypatch):
 
 
 def test_several_mistakes_in_generate_are_reported_at_once(home, capsys):
-    sentences = refused(words("generate run --n 0 --max-tokens 0 --top-p 3 --mem-len -1 --from-test 600"), capsys)
+    sentences = sentences_of("generate run --n 0 --max-tokens 0 --top-p 3 --mem-len -1 --from-test 600", capsys)
     assert len(sentences) == 5
 
 
 def test_resuming_allows_only_changes_without_effect_on_the_result(home, capsys):
-    sentences = refused(words("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
-    assert len(sentences) == 1 and "got 'x'" in sentences[0]
+    assert "got 'x'" in refused("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other", capsys)
     changes = "--train.lr 3 --train.max-steps 9 --data other --init x"
-    sentences = refused(words(f"train text-small --out run --resume auto {changes}"), capsys)
+    sentences = sentences_of(f"train text-small --out run --resume auto {changes}", capsys)
     assert [sentence.split()[0] for sentence in sentences] == ["train.lr", "--data", "--init"]
     assert all("--init run" in sentence for sentence in sentences)
-    sentences = refused(words("train text-fast --out run --resume"), capsys)
-    assert sentences == ["RECIPE must be text-small, by which run began, or run/config.toml, got text-fast."]
-    [sentence] = refused(words("train text-fast --out nowhere --resume"), capsys)
-    assert "nowhere holds no run to resume" in sentence
+    sentence = refused("train text-fast --out run --resume", capsys)
+    assert sentence == "RECIPE must be text-small, by which run began, or run/config.toml, got text-fast."
+    assert "nowhere holds no run to resume" in refused("train text-fast --out nowhere --resume", capsys)
     away = (home / "run/config.toml").rename(home / "run/away")
-    [sentence] = refused(words("train --out run --resume"), capsys)
+    sentence = refused("train --out run --resume", capsys)
     away.rename(home / "run/config.toml")
     assert "run/config.toml is missing" in sentence
 
@@ -241,7 +229,7 @@ def test_env_reports_device_precision_and_backend_with_reasons(capsys):
 
 def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):
     if not torch.cuda.is_available():
-        assert "--check needs a CUDA device" in refused(["env", "--check"], capsys)[0]
+        assert "--check needs a CUDA device" in refused("env --check", capsys)
     monkeypatch.setenv("TXL_HOME", str(tmp_path))
     monkeypatch.setattr("transformer_xl.ops.choice.triton_refusal", lambda *_: None)
     monkeypatch.setattr("transformer_xl.ops.choice.card", lambda _: {"card": "A card"})
