@@ -269,7 +269,7 @@ class EvalConfig(Checked):
 
 _OTHERS = tuple(kind for kind in KINDS if kind != "al-rfou")
 _OF_KINDS = {"ar_alpha": _OTHERS, "tar_beta": _OTHERS, "random_tgt_len": _OTHERS}
-LENGTHS_OF_KINDS = {"clamp_len": ("transformer-xl", "shaw"), "attn_len": ATTENTION}
+LENGTHS_OF_KINDS: dict[str, tuple[str, ...]] = {"clamp_len": ("transformer-xl", "shaw"), "attn_len": ATTENTION}
 """Settings of [train], and of [train] and [eval], that only some kinds of models have."""
 
 
