@@ -6,9 +6,12 @@ import ast
 import os
 import subprocess
 import sys
-from copy import deepcopy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -289,22 +292,52 @@ def test_memory_supports_the_cache_interface(pair):
     assert torch.equal(theirs(text(3, 7), past_key_values=cache).logits, theirs(text(3, 7)).logits)
 
 
-def test_keys_that_are_kept_while_a_text_is_written_are_those_of_the_memory(pair):
-    _, theirs, _ = pair
-    ids = text(2, 30)
+@pytest.mark.parametrize("changes", [{}, {"zero_memory": True}, {"n_layer": 1, "attn_len": 3, "tie_weight": False}])
+def test_keys_that_are_kept_while_a_text_is_written_are_those_of_the_memory(tmp_path, changes):
+    """Without gradients; with them the memory is projected. The cache is also used in each other way."""
+    _, theirs = exported(tmp_path / "model", mem_len=12, **changes)
+    other_model = deepcopy(theirs.double())
+    other_model.config = theirs.config
+    torch.nn.init.normal_(other_model.model.backbone.layers[0].attention.qkv.weight)
 
-    def write(grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def write(mode: Callable[[int], AbstractContextManager[Any]], used: bool) -> torch.Tensor:
         cache, found = None, []
-        for i, token in enumerate(ids.split(1, dim=1)):
-            with torch.inference_mode() if not grad and i in (20, 21) else torch.set_grad_enabled(grad or i == 15):
+        theirs.config.clamp_len = None
+        for i, token in enumerate(text(2, 34).split(1, dim=1)):
+            if i == 30:
+                theirs.config.clamp_len = 3
+            with mode(i):
                 found.append(theirs(token, past_key_values=cache))
-            cache = found[-1].past_key_values if i != 10 else deepcopy(found[-1].past_key_values)
-            if i == 25:
-                cache.reorder_cache(torch.tensor([1, 0]))
-        return torch.cat([each.logits for each in found]), torch.cat(cache.memory.layers)
+            after = found[-1].past_key_values
+            if i == 8:  # copies, and the same cache twice
+                others = ((text(2, 4) + 1) % VOCAB).split(1, dim=1)
+                with mode(i):
+                    for other, each in zip(others, (copy(after), after, after, deepcopy(after)), strict=True):
+                        found.append(theirs(other, past_key_values=each))
+                    found += [theirs(token, past_key_values=each.past_key_values) for each in found[-4:]]
+            elif i == 18:
+                after.reorder_cache(torch.tensor([1, 0]))
+            elif i == 22:
+                after.memory = after.memory.reset(torch.tensor([True, False]))
+            elif i == 26:
+                after.reset()
+            assert i not in (7, 14, 20) or (after._kept is not None and after._kept[2] is not None) == used
+            cache = after
+        with mode(33):
+            found.append(other_model(token, past_key_values=copy(cache)))
+            found.append(other_model(token, past_key_values=cache))
+        return torch.cat([each.logits for each in found])
 
-    for kept, again in zip(write(grad=False), write(grad=True), strict=True):
-        torch.testing.assert_close(kept, again, **CLOSE)
+    again = write(lambda _: torch.enable_grad(), used=False)
+    for inference in ((), (3, 4, 5, 15)):
+        found = write(lambda i, which=inference: torch.inference_mode() if i in which else torch.no_grad(), used=True)
+        torch.testing.assert_close(found, again, rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        written = theirs(text(2, 1)).past_key_values
+        written = theirs(text(2, 1), past_key_values=written).past_key_values
+        assert theirs.train()(text(2, 1), past_key_values=copy(written)).past_key_values._kept is None
+        with pytest.raises(Mistake, match="memory must hold"):
+            theirs.eval().float()(text(2, 1), past_key_values=written)
 
 
 def test_the_memory_may_be_given_by_the_name_that_newer_transformers_use(pair):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -28,42 +29,48 @@ class _Keys(KVCache):
         return replace(super().extend(inputs, mem_len=mem_len), layers=layers)  # type: ignore[return-value]
 
 
+def _keys(model: TransformerXL, memory: Memory, lengths: Lengths) -> _Keys | None:
+    """The memory with its keys; None if layers of another kind have none."""
+    found = model.cached(memory, lengths)
+    return _Keys(**vars(found), layers=memory.layers) if isinstance(found, KVCache) else None
+
+
 class TransformerXLCache(Cache):
     """A `Memory` as `past_key_values`, and the number of tokens seen. The memory keeps the last `mem_len`.
 
-    A call does not change the given memory; it returns a new cache. While a text is written, a token at a time, a cache
-    also has the keys of its memory, which the next call takes; a second call with the same cache projects them again.
+    A call does not change the memory; it returns a new cache. While a text is written, a token at a time, the cache
+    also has the memory's keys for one further call, as a cache of other models has: they are of the weights of their
+    call. Copies and files do not have them, and other calls project the memory.
     """
 
-    def __init__(self, memory: Memory | None = None, seen: int = 0, keys: KVCache | None = None):
+    def __init__(self, memory: Memory | None = None, seen: int = 0):
         super().__init__(layers=[])
-        self.memory, self.seen, self._keys = memory, seen, keys
+        self.memory, self.seen = memory, seen
+        self._kept: tuple[Memory, tuple[object, ...], Any] | None = None
+        """A memory after a call of one token, what that call depended on, and the keys if it had them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_kept": None}
 
     def read(
         self, model: TransformerXL, ids: Int[Tensor, "B T"], lengths: Lengths
     ) -> tuple[list[Float[Tensor, "B T D"]], TransformerXLCache]:
         """The output of every layer, and the cache after these tokens."""
-        seen, memory = self.seen + ids.shape[1], self.memory
+        kept, memory, self._kept = self._kept, self.memory, None
         writes = ids.shape[1] == 1 and lengths.mem_len and not (torch.is_grad_enabled() or model.training)
-        keys = self._take_keys(model, memory, lengths) if writes and memory is not None else None
-        if keys is None or memory is None:
+        if not writes or torch.compiler.is_compiling():
             outputs, _, after = model.read(ids, memory, lengths)
-            return outputs, TransformerXLCache(after, seen)
-        outputs, _, keys = model.read(ids, keys, lengths)
-        assert isinstance(keys, _Keys), "a call returns what it was given"
-        after = Memory(keys.layers, keys.valid, memory.zero_filled, keys.tokens)
-        return outputs, TransformerXLCache(after, seen, keys)
-
-    def _take_keys(self, model: TransformerXL, memory: Memory, lengths: Lengths) -> KVCache | None:
-        """The keys of the memory, projected unless a call like this one returned them; None: the model has none."""
-        keys, self._keys = self._keys, None
-        if keys is not None and keys.lengths == lengths:
-            kept, inference = keys.buffers[0], torch.is_inference_mode_enabled()
-            if kept.dtype == product_dtype(model.backbone.like) and kept.is_inference() == inference:
-                return replace(keys, layers=memory.layers)
-        memory = memory.grow_to(lengths.mem_len) if memory.zero_filled else memory
-        found = model.cached(memory, lengths)
-        return _Keys(**vars(found), layers=memory.layers) if isinstance(found, KVCache) else None
+            return outputs, TransformerXLCache(after, self.seen + ids.shape[1])
+        call = (model, lengths, product_dtype(model.backbone.like), torch.is_inference_mode_enabled())
+        keys: Any = None
+        if memory is not None and kept is not None and kept[0] is memory and kept[1] == call:
+            keys = _keys(model, memory, lengths) if kept[2] is None else replace(kept[2], layers=memory.layers)
+        outputs, _, after = model.read(ids, memory if keys is None else keys, lengths)
+        if isinstance(after, _Keys):
+            keys, after = after, Memory(after.layers, after.valid, after.zero_kv is not None, after.tokens)
+        cache = TransformerXLCache(after, self.seen + 1)
+        cache._kept = after, call, keys
+        return outputs, cache
 
     def __len__(self) -> int:
         return 0 if self.memory is None else len(self.memory.layers)
@@ -87,14 +94,17 @@ class TransformerXLCache(Cache):
 
     def reset(self) -> None:
         """Empty the memory."""
-        self.memory = self._keys = None
+        self.memory = self._kept = None
         self.seen: int = 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, " R"]) -> None:
         """Select these rows, in this order."""
         if self.memory is not None:
-            rows = beam_idx.to(self.memory.layers[0].device)
-            self.memory, self._keys = self.memory.select(rows), self._keys and self._keys.select(rows)
+            kept, rows = self._kept, beam_idx.to(self.memory.layers[0].device)
+            memory = self.memory.select(rows)
+            if kept is not None and kept[0] is self.memory:
+                self._kept = memory, kept[1], kept[2] and kept[2].select(rows)
+            self.memory = memory
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row `repeats` times."""
