@@ -340,6 +340,14 @@ def test_keys_that_are_kept_while_a_text_is_written_are_those_of_the_memory(tmp_
             theirs.eval().float()(text(2, 1), past_key_values=written)
 
 
+def test_a_memory_and_the_whole_text_again_are_refused(pair):
+    _, theirs, _ = pair
+    found = theirs.generate(text(1, 6), max_new_tokens=2, return_dict_in_generate=True)
+    [name] = {"cache", "past_key_values"} & set(found)
+    with pytest.raises(Mistake, match="would read the text twice"):
+        theirs.generate(found.sequences, **{name: found[name]}, max_new_tokens=2, use_cache=False)
+
+
 def test_the_memory_may_be_given_by_the_name_that_newer_transformers_use(pair):
     _, theirs, _ = pair
     others = hf.TransformerXLModel(theirs.config), hf.TransformerXLForSequenceClassification(theirs.config)
