@@ -348,6 +348,15 @@ def test_a_memory_and_the_whole_text_again_are_refused(pair):
         theirs.generate(found.sequences, **{name: found[name]}, max_new_tokens=2, use_cache=False)
 
 
+def test_the_trainer_shifts_the_labels_of_label_smoothing(pair, tmp_path):
+    pytest.importorskip("accelerate")
+    _, theirs, _ = pair
+    batch = {"input_ids": text(2, 9), "labels": text(2, 9)}
+    settings = transformers.TrainingArguments(tmp_path, label_smoothing_factor=1e-12, use_cpu=True, report_to=[])
+    found = transformers.Trainer(deepcopy(theirs), settings).compute_loss(theirs, dict(batch))
+    torch.testing.assert_close(found, theirs(**batch).loss, **CLOSE)
+
+
 def test_the_memory_may_be_given_by_the_name_that_newer_transformers_use(pair):
     _, theirs, _ = pair
     others = hf.TransformerXLModel(theirs.config), hf.TransformerXLForSequenceClassification(theirs.config)

@@ -23,6 +23,7 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
     SequenceClassifierOutputWithPast,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple
 
 from ...config.settings import Lengths, TrainConfig, TransformerXLConfig
@@ -291,6 +292,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             scored = scored & mask[:, -labels.shape[1] : -1]
         nll = self.model.softmax.nll(hidden[:, :-1], targets.masked_fill(~scored, -1))
         return nll.sum() / (scored.sum().clamp(min=1) if count is None else count)
+
+
+# Trainer shifts the labels of these names only; with `label_smoothing_factor` another model would learn to copy.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TransformerXLHFConfig.model_type] = TransformerXLForCausalLM.__name__
 
 
 class TransformerXLModel(TransformerXLPreTrainedModel):
