@@ -357,6 +357,13 @@ def test_the_trainer_shifts_the_labels_of_label_smoothing(pair, tmp_path):
     torch.testing.assert_close(found, theirs(**batch).loss, **CLOSE)
 
 
+def test_a_hook_of_the_input_embeddings_is_called(pair):
+    theirs = deepcopy(pair[1])
+    before = theirs(text(2, 9), labels=text(2, 9))
+    theirs.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output + 1)
+    assert not torch.equal(theirs(text(2, 9)).logits, before.logits)
+
+
 def test_the_memory_may_be_given_by_the_name_that_newer_transformers_use(pair):
     _, theirs, _ = pair
     others = hf.TransformerXLModel(theirs.config), hf.TransformerXLForSequenceClassification(theirs.config)

@@ -28,7 +28,7 @@ from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Positions, RelativeMultiheadAttention, project_together, sinusoids
 from .inference import KVCache, check_state
 from .memory import Memory, first_keys
-from .modules import First, Ids, Layers, Past, RowLinear, Valid, Vectors, check_vectors
+from .modules import First, Ids, Layers, Past, RowLinear, Valid, Vectors, check_vectors, has_hooks
 from .ngrams import NgramEmbedding
 from .sublayer import FeedForward, Sublayer
 
@@ -308,10 +308,12 @@ class TransformerXL(nn.Module):
         outputs, _, after = self.read(ids, memory, lengths)
         return self.dropout(outputs[-1]), after
 
-    def read(self, ids: Ids, memory: State | None, lengths: Lengths) -> tuple[list[Vectors], tuple[Tensor, ...], State]:
-        """The output of every layer, the tables of the embedding, and the memory for the next segment. Training,
-        evaluation and generation all call this."""
-        x, tables = self.embedding.lookup(ids)
+    def read(
+        self, ids: Ids, memory: State | None, lengths: Lengths
+    ) -> tuple[list[Vectors], tuple[Tensor, ...] | None, State]:
+        """The output of every layer, the tables of the embedding (None if it has hooks), and the memory for the next
+        segment. Training, evaluation and generation all call this."""
+        x, tables = (self.embedding(ids), None) if has_hooks(self.embedding) else self.embedding.lookup(ids)
         if self.ngrams is not None:
             state: Any = self.empty_memory(ids.shape[0], lengths) if memory is None else memory
             check_state(state, [self.config.d_model] * self.config.n_layer, x)
