@@ -106,21 +106,6 @@ def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarr
     return np.append(ends[ends < targets], targets)
 
 
-class _Stream:
-    """Spans of tokens that are read one after another: of each the index of its first segment, its start and its number
-    of targets. A text may have millions, so they are in arrays."""
-
-    def __init__(self, *spans: tuple[int, int, int]) -> None:
-        self.firsts, self.starts, self.targets = array("q"), array("q"), array("q")
-        for span in spans:
-            self.append(*span)
-
-    def append(self, first: int, start: int, targets: int) -> None:
-        self.firsts.append(first)
-        self.starts.append(start)
-        self.targets.append(targets)
-
-
 def _shares(count: int, parts: int) -> Iterator[tuple[int, int]]:
     """Start and size of each of `parts` consecutive shares of `count`; the first ones have one more."""
     size, extra = divmod(count, parts)
@@ -200,11 +185,14 @@ class StreamLoader:
 
     def _arrange(self, *, paired: bool) -> None:
         """Distribute the text to the streams."""
-        self._all = self._streams(paired) if self._documents is None else self._streams_of_documents(self._documents)
+        rows = self._streams(paired) if self._documents is None else self._streams_of_documents(self._documents)
+        self._all: list[Int[np.ndarray, "S 3"]] = [np.asarray(row).reshape(-1, 3) for row in rows]
+        """Each stream as spans of tokens that are read one after another: of each the index of its first segment, its
+        start and its number of targets. A text may have millions, so they are in arrays."""
         self._rows = self._all[self._chosen]
-        self.targets: int = sum(sum(row.targets) for row in self._rows)
+        self.targets: int = sum(int(row[:, 2].sum()) for row in self._rows)
         """Number of targets in the chosen rows in an epoch."""
-        self._segments = max(row.firsts[-1] + -(-row.targets[-1] // self.tgt_len) for row in self._all if row.firsts)
+        self._segments = max(int(row[-1, 0] + -(-row[-1, 2] // self.tgt_len)) for row in self._all if len(row))
 
     def short(self) -> StreamLoader:
         """A loader with twice as many streams and half of `tgt_len`, for all rows.
@@ -245,17 +233,16 @@ class StreamLoader:
         emptied = torch.from_numpy(reset) if reset.any() else None
         return Segment(torch.from_numpy(ids), torch.from_numpy(targets), emptied)
 
-    def _window(self, row: _Stream, epoch: int, index: int) -> tuple[int, int, int]:
+    def _window(self, row: Int[np.ndarray, "S 3"], epoch: int, index: int) -> tuple[int, int, int]:
         """A row's part of a segment: where it starts, its number of targets, and that of its span before them."""
-        if not row.firsts:
+        if not len(row):
             return 0, 0, 0
-        span = bisect_right(row.firsts, index) - 1 if self._seed is None else 0
-        start, targets = row.starts[span], row.targets[span]
         if self._seed is None:
-            begin = (index - row.firsts[span]) * self.tgt_len
+            first, start, targets = row[bisect_right(row[:, 0], index) - 1].tolist()
+            begin = (index - first) * self.tgt_len
             end = begin + self.tgt_len
-        else:  # each row is one span
-            cuts = self._cuts_of(epoch)
+        else:
+            [(_, start, targets)], cuts = row.tolist(), self._cuts_of(epoch)
             begin, end = int(cuts[index - 1]) if index else 0, int(cuts[index])
         return start + begin, max(min(end, targets) - begin, 0), begin
 
@@ -268,7 +255,7 @@ class StreamLoader:
 
     def _cuts_of(self, epoch: int) -> Int[np.ndarray, " n"]:
         if self._cuts[0] != epoch:
-            longest = self._all[0].targets[0]
+            longest = int(self._all[0][0, 2])
             self._cuts = epoch, random_cuts(longest, self.tgt_len, ((self._seed or 0) % 2**63, epoch, 1))
         return self._cuts[1]
 
@@ -280,19 +267,19 @@ class StreamLoader:
             self._shuffled = epoch, shuffled_lines(self._tokens, line_end, (seed % 2**63, epoch))
         return self._shuffled[1]
 
-    def _streams(self, paired: bool) -> list[_Stream]:
+    def _streams(self, paired: bool) -> list[array[int]]:
         targets = min(len(self._tokens) - 1, self._limit)
         if not paired:
-            return [_Stream((0, start, count)) for start, count in _shares(targets, self.batch_size)]
-        rows = [_Stream() for _ in range(self.batch_size)]
+            return [array("q", (0, start, count)) for start, count in _shares(targets, self.batch_size)]
+        rows = [array("q") for _ in range(self.batch_size)]
         block = 2 * _TURN * self.tgt_len
         for i, (begin, count) in enumerate(_shares(targets, self.batch_size // 2)):
             for done in range(0, count, block):
                 for j, (start, turn) in enumerate(_shares(min(block, count - done), 2)):
-                    rows[2 * i + j].append(done // block * _TURN, begin + done + start, turn)
+                    rows[2 * i + j].extend((done // block * _TURN, begin + done + start, turn))
         return rows
 
-    def _streams_of_documents(self, starts: Int[np.ndarray, " D"]) -> list[_Stream]:
+    def _streams_of_documents(self, starts: Int[np.ndarray, " D"]) -> list[array[int]]:
         targets = np.diff(starts, append=len(self._tokens)) - 1
         if starts[0] or targets.min() < 0:
             raise Mistake("documents must start at 0 and increase within the text.")
@@ -300,11 +287,11 @@ class StreamLoader:
             raise Mistake("Every document is a single token, which is context only; there is nothing to score.")
         before = np.cumsum(targets) - targets
         targets = np.clip(self._limit - before, 0, targets)
-        rows = [_Stream() for _ in range(self.batch_size)]
+        rows = [array("q") for _ in range(self.batch_size)]
         shortest = [(0, b) for b in range(self.batch_size)]
         for start, count in zip(starts.tolist(), targets.tolist(), strict=True):
             if count:
                 segments, b = shortest[0]
-                rows[b].append(segments, start, count)
+                rows[b].extend((segments, start, count))
                 heapq.heapreplace(shortest, (segments + -(-count // self.tgt_len), b))
         return rows
