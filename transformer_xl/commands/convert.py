@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -79,7 +79,7 @@ class Convert:
 
     def _own(self, overrides: Sequence[str]) -> LoadedModel:
         from ..config.recipe import changed_settings
-        from ..config.settings import Lengths
+        from ..config.settings import LENGTHS
         from ..interop.hub import local
         from ..run.checkpoint import load_model
 
@@ -89,8 +89,8 @@ class Convert:
             raise Mistake("--vocab and settings are for checkpoints of other programs (--from). Leave them out.")
         loaded = load_model(local(self.source))
         config, changed = changed_settings(loaded.config, overrides)
-        lengths = {("eval", "context_len"), *(("eval", each.name) for each in fields(Lengths))}
-        if others := [f"{s.section}.{s.field}" for s in changed if (s.section, s.field) not in lengths]:
+        lengths = {f"eval.{name}" for name in ("context_len", *LENGTHS)}
+        if others := [name for name in changed if name not in lengths]:
             raise Mistake(f"--to-format onnx takes only the lengths of eval, got {', '.join(others)}. Leave it out.")
         return loaded._replace(config=config)
 

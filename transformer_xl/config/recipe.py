@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar, get_origin, get_type_hints
+from typing import TypeVar, get_origin, get_type_hints
 
 from ..mistake import Mistake, did_you_mean, printable
 from .problems import Problem, Problems, WrongSettings
@@ -34,24 +34,15 @@ _LENGTHS = ("tgt_len", "mem_len", "attn_len", "clamp_len", "context_len")
 _DOTTED = re.compile(r"--([a-z][a-z_-]*\.[\w-]+)(?:=(.*))?", re.DOTALL)
 
 
-class Setting(NamedTuple):
-    """A setting that a user gave."""
+def value_of(config: RunConfig, name: str) -> Value:
+    """The value of a setting in a run."""
+    section, _, field = name.partition(".")
+    return getattr(getattr(config, section), field)
 
-    section: str
-    field: str
-    value: Value
 
-    @property
-    def name(self) -> str:
-        return f"{self.section}.{self.field}"
-
-    def of(self, config: RunConfig) -> Value:
-        """The value of this setting in a run."""
-        return getattr(getattr(config, self.section), self.field)
-
-    def open_in(self, config: RunConfig) -> bool:
-        """Whether a run sets this value only when it begins: "auto", or a vocabulary size of 0."""
-        return self.of(config) == "auto" or (self.field == "vocab_size" and self.of(config) == 0)
+def is_open(config: RunConfig, name: str) -> bool:
+    """Whether a run sets this value only when it begins: "auto", or a vocabulary size of 0."""
+    return value_of(config, name) == (0 if name == "model.vocab_size" else "auto")
 
 
 def packaged_recipes() -> dict[str, Path]:
@@ -111,9 +102,9 @@ def load_recipe(
     except (ValueError, RecursionError) as error:
         raise Mistake(f"Recipe {recipe} is not valid TOML: {error}.") from error
     own = settings_of(tables)
-    sentences = any(setting.name == "corpus.newlines" and setting.value == "sentence" for setting in own)
-    defaults = [] if data is None else data_settings(str(data), sentences=sentences)
-    return run_of([*own, *defaults], overrides, adapt=note or _say)
+    sentences = own.get("corpus.newlines") == "sentence"
+    defaults = {} if data is None else data_settings(str(data), sentences=sentences)
+    return run_of(own | defaults, overrides, adapt=note or _say)
 
 
 def _say(sentence: str) -> None:
@@ -133,16 +124,18 @@ def _lengths_that_follow(chosen: Mapping[str, Value], named: Collection[str]) ->
     return [f"eval.{name}" for name in dict.fromkeys(names) if f"eval.{name}" not in named]
 
 
-def data_settings(data: str, *, sentences: bool = False) -> list[Setting]:
+def data_settings(data: str, *, sentences: bool = False) -> dict[str, Value]:
     """The settings that `--data` implies: the text, with line ends kept and a vocabulary size that follows the text.
     For token ids they include the unit.
 
     For a corpus given by its name, and for `sentences`, the recipe sets the treatment of line ends.
     """
-    settings = [Setting("corpus", "name", text_name(data)), Setting("model", "vocab_size", 0)]
+    settings = {"corpus.name": text_name(data), "model.vocab_size": 0}
     if Path(data).exists() and not (sentences and not holds_ids(Path(data))):
-        settings.append(Setting("corpus", "newlines", "keep"))
-    return settings + [Setting("corpus", "unit", "id")] * holds_ids(Path(data))
+        settings["corpus.newlines"] = "keep"
+    if holds_ids(Path(data)):
+        settings["corpus.unit"] = "id"
+    return settings
 
 
 def holds_ids(path: Path) -> bool:
@@ -152,14 +145,13 @@ def holds_ids(path: Path) -> bool:
     return path.is_file() and path.suffix in ID_FILES
 
 
-def chosen_settings(recipe: str | None, overrides: Sequence[str], data: str | None) -> list[Setting]:
-    """The settings that `--init` must not contradict: all of `overrides`, the unit of token ids in `data`, and the unit
-    and line ends of a recipe that the user named, unless `data` replaces them."""
-    defaults = [] if data is None else data_settings(data)
-    names = () if recipe is None else ("unit", "newlines")
-    own = [Setting("corpus", name, None) for name in names]
-    last = {s.name: s for s in (*own, *defaults, *parse_overrides(overrides))}
-    return [s for s in last.values() if s not in defaults or s.field == "unit"]
+def chosen_settings(recipe: str | None, overrides: Sequence[str], data: str | None) -> list[str]:
+    """The names of the settings that `--init` must not contradict: all of `overrides`, the unit of token ids in `data`,
+    and the unit and line ends of a recipe that the user named, unless `data` replaces them."""
+    defaults = {} if data is None else data_settings(data)
+    own = {} if recipe is None else {"corpus.unit": None, "corpus.newlines": None}
+    given = own | defaults | parse_overrides(overrides)
+    return [name for name in given if name == "corpus.unit" or (name, given[name]) not in defaults.items()]
 
 
 def text_name(data: str) -> str:
@@ -168,19 +160,15 @@ def text_name(data: str) -> str:
     return str(path.resolve()) if data and (path.is_file() or path.is_dir()) else data
 
 
-def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[Setting]]:
-    """`config` with the settings of a command line, and the settings that this changed."""
+def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
+    """`config` with the settings of a command line, and the names of those that this changed."""
     changed = run_of(settings_in(config), overrides)
-    return changed, [each for each in parse_overrides(overrides) if each.of(config) != each.of(changed)]
+    return changed, [name for name in parse_overrides(overrides) if value_of(config, name) != value_of(changed, name)]
 
 
-def settings_in(config: RunConfig) -> list[Setting]:
+def settings_in(config: RunConfig) -> dict[str, Value]:
     """All settings of a run."""
-    return [
-        Setting(section, field, value)
-        for section in SECTIONS
-        for field, value in vars(getattr(config, section)).items()
-    ]
+    return {name: value_of(config, name) for name in TYPES}
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -196,10 +184,10 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return overrides, others
 
 
-def parse_overrides(overrides: Sequence[str], problems: list[str] | None = None) -> list[Setting]:
+def parse_overrides(overrides: Sequence[str], problems: list[str] | None = None) -> dict[str, Value]:
     """The settings in the words `--section.field value ...` of a command line, of which the last counts if a setting
     occurs twice. Mistakes are added to `problems`."""
-    given: dict[str, Setting] = {}
+    given: dict[str, Value] = {}
     problems = [] if problems is None else problems
     for name, values, words in _by_setting(overrides):
         hint = TYPES.get(name)
@@ -210,9 +198,8 @@ def parse_overrides(overrides: Sequence[str], problems: list[str] | None = None)
         elif not values and hint is not bool:
             problems.append(f"{name} needs a value: it must be {type_text(hint)}.")
         else:
-            section, _, field = name.partition(".")
-            given[name] = Setting(section, field, from_words(values, hint) if values else True)
-    return list(given.values())
+            given[name] = from_words(values, hint) if values else True
+    return given
 
 
 def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
@@ -253,20 +240,20 @@ def _toml_value(value: Value) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def settings_of(tables: Mapping[str, Value]) -> list[Setting]:
+def settings_of(tables: Mapping[str, Value]) -> dict[str, Value]:
     """The settings of a recipe. `run_of` refuses those without a field: values outside of tables, and tables that are
     empty and unknown."""
-    given: list[Setting] = []
+    given: dict[str, Value] = {}
     for section, table in tables.items():
         fields = table if isinstance(table, dict) and (table or section in SECTIONS) else {"": table}
-        given += [Setting(section, field, value) for field, value in fields.items()]
+        given |= {f"{section}.{field}": value for field, value in fields.items()}
     return given
 
 
 def run_of(
-    settings: Sequence[Setting], overrides: Sequence[str], *, adapt: Callable[[str], None] | None = None
+    settings: Mapping[str, Value], overrides: Sequence[str], *, adapt: Callable[[str], None] | None = None
 ) -> RunConfig:
-    """The run with these settings and the ones of a command line. If a setting occurs twice, the last one counts.
+    """The run with these settings, named `section.field`, and the ones of a command line, which replace them.
 
     Types are checked first, then the values in each section, then the sections together.
 
@@ -280,17 +267,17 @@ def run_of(
     problems = Problems()
     asked = parse_overrides(overrides, problems)
     chosen: dict[str, Value] = {"model.vocab_size": 0}
-    for setting in {s.name: s for s in [*settings, *asked]}.values():
-        hint = TYPES.get(setting.name)
-        value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
+    for name, given in {**settings, **asked}.items():
+        hint = TYPES.get(name)
+        value = tuple(given) if isinstance(given, list) else given
         if hint is None:
-            problems.append(_unknown(setting.name))
+            problems.append(_unknown(name))
         elif fits(value, hint):
-            chosen[setting.name] = as_float(value, hint)
+            chosen[name] = as_float(value, hint)
         else:
-            problems.append(f"{setting.name} must be {type_text(hint)}, got {value_text(setting.value)}.")
+            problems.append(f"{name} must be {type_text(hint)}, got {value_text(given)}.")
     problems.refuse()
-    notes = [] if adapt is None else _adapt(chosen, {setting.name for setting in asked})
+    notes = [] if adapt is None else _adapt(chosen, {*asked})
     config, wrong = _build(chosen)
     problems += [problem.named("{}") for problem in wrong]
     problems.refuse()

@@ -61,8 +61,8 @@ def choose_recipe(
     elif not path.exists():
         raise missing_corpus(data)
     else:
-        asked = {setting.name: setting.value for setting in parse_overrides(overrides)}
-        unit = asked.get("corpus.unit") or ("id" if holds_ids(path) else init[0].unit if init else "byte")
+        unit = "id" if holds_ids(path) else init[0].unit if init else "byte"
+        unit = parse_overrides(overrides).get("corpus.unit") or unit
         words = ["--corpus.unit", unit]
     usual = WORDS if unit in ("word", "bpe") else BYTES
     run = load_recipe(usual, [*words, *overrides], data=data, note=unsaid)

@@ -131,8 +131,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
     example = _recipe_like(source, stated | shape)
     model = _model(source, stated, shape, example)
-    asked = [setting.field for setting in recipes.parse_overrides(overrides)]
-    if "cutoffs" not in {*model, *asked}:
+    if "cutoffs" not in model and "model.cutoffs" not in recipes.parse_overrides(overrides):
         raise Mistake(
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
             "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
@@ -141,14 +140,10 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     if unstated and example is None:
         source.notes.append(f"Nothing states {', '.join(unstated)}: the defaults of this package are used.")
     sections = {"model": model, **_lengths(source, stated, example)}
-    facts = [
-        recipes.Setting(section, name, value) for section, values in sections.items() for name, value in values.items()
-    ]
-    base = _with_tokens(example or RunConfig(), source.vocab)
+    base = recipes.settings_in(_with_tokens(example or RunConfig(), source.vocab))
+    kept = {name: value for name, value in base.items() if not name.startswith("model.")}
     try:
-        return recipes.run_of(
-            [*(setting for setting in recipes.settings_in(base) if setting.section != "model"), *facts], overrides
-        )
+        return recipes.run_of(kept | recipes.settings_of(sections), overrides)
     except Mistake as error:
         raise Mistake("\n".join(f"{source.path}: {line}" for line in str(error).splitlines())) from error
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..config import recipe as recipes
 from ..config.problems import Problems
-from ..config.recipe import Setting, changed_settings, find_recipe, recipe_identity, settings_in, text_name
 from ..config.settings import RunConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
@@ -35,28 +35,27 @@ def resumed_settings(
         Mistake: a line for each setting that cannot change.
     """
     file, facts = run.path / "config.toml", run.facts()
-    asked, began = recipe and recipe_identity(recipe), facts.get("recipe", "")
+    asked, began = recipe and recipes.recipe_identity(recipe), facts.get("recipe", "")
     if not file.exists() and run.latest is None:
         raise FileNotFoundError(f"{run.path} holds no run to resume. Leave out --resume to start one there.")
     own = run.settings()
-    config, changes = changed_settings(own, overrides)
-    config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
-    for setting in changes:
+    config, changes = recipes.changed_settings(own, overrides)
+    config = replace(config, corpus=replace(config.corpus, vocab=recipes.text_name(config.corpus.vocab)))
+    for name in changes:
         # this kind of model has no backend, or the run took another, because the one asked for cannot serve here
-        chosen = choices(config.train, config.model)["backend"]["name"] if setting.name == "train.backend" else None
+        chosen = choices(config.train, config.model)["backend"]["name"] if name == "train.backend" else None
         unused = chosen is not None and own.train.backend in ("auto", chosen)
-        if unused or setting.open_in(config):  # "auto" keeps what was chosen when the run began
-            section = replace(getattr(config, setting.section), **{setting.field: setting.of(own)})
-            config = replace(config, **{setting.section: section})
+        if unused or recipes.is_open(config, name):  # "auto" keeps what was chosen when the run began
+            config = recipes.run_of(recipes.settings_in(config) | {name: recipes.value_of(own, name)}, [])
     fixed = _fixed(run, own, config, changes)
-    if data is not None and text_name(data) != own.corpus.name:
+    if data is not None and recipes.text_name(data) != own.corpus.name:
         if facts.get("corpus") and Path(data).exists():
-            config = replace(config, corpus=replace(config.corpus, name=text_name(data)))
+            config = replace(config, corpus=replace(config.corpus, name=recipes.text_name(data)))
         else:
             fixed.append(f"--data is {own.corpus.name} {_advice(run)}")
     if init is not None and facts.get("init", "") not in (name_of(init), init.resolve().name):
         fixed.append(f"--init is {facts.get('init') or 'not given'} {_advice(run)}")
-    if began not in ("", asked) and recipe and find_recipe(recipe).resolve() != file.resolve():
+    if began not in ("", asked) and recipe and recipes.find_recipe(recipe).resolve() != file.resolve():
         fixed.append(f"RECIPE must be {began}, by which {run.path} began, or {file}, got {asked}.")
     fixed.refuse()
     return config
@@ -68,7 +67,7 @@ def check_resumed(run: Run, config: RunConfig, corpus: Corpus) -> None:
     check_text(run, corpus)
     own = load_config(find_checkpoint(run.path, which="last"))  # not config.toml, which someone may have edited
     elsewhere = ("corpus.name", "corpus.vocab", "train.device", "train.backend", "train.cuda_graph")
-    settings = [each for each in settings_in(own) if each.name not in elsewhere]
+    settings = [name for name in recipes.settings_in(own) if name not in elsewhere]
     problems = _fixed(run, own, config, settings)
     if problems and _fixed(run, own, run.settings(), settings):
         problems.append(f"{run.path / 'config.toml'} was edited: restore these settings there to go on.")
@@ -85,13 +84,13 @@ def with_own_choices(run: Run, config: RunConfig) -> RunConfig:
     return replace(config, train=replace(config.train, **chosen))
 
 
-def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[Setting]) -> Problems:
+def _fixed(run: Run, own: RunConfig, config: RunConfig, changes: Sequence[str]) -> Problems:
     """A sentence about each of these settings that differs and cannot change."""
     problems = Problems(
-        f"{setting.name} is {setting.of(own)} {_advice(run)}"
-        for setting in changes
-        if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
-        if setting.of(config) != setting.of(own)
+        f"{name} is {recipes.value_of(own, name)} {_advice(run)}"
+        for name in changes
+        if not name.startswith("eval.") and name.removeprefix("train.") not in MAY_CHANGE
+        if recipes.value_of(config, name) != recipes.value_of(own, name)
     )
     if config.train.max_steps < run.step:
         problems.append(

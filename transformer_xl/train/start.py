@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ..config.problems import Problems
-from ..config.recipe import Setting, text_name
+from ..config.recipe import is_open, text_name, value_of
 from ..config.settings import RunConfig
 from ..config.shape import RECURRENT
 from ..config.values import value_text
@@ -58,8 +58,8 @@ class Origin(NamedTuple):
     """The run, on this machine, whose weights, shape and vocabulary it starts from."""
     init_given: Path | None = None
     """That run, as the user named it."""
-    given: Sequence[Setting] = ()
-    """Settings that the user chose; they must not contradict `init`."""
+    given: Sequence[str] = ()
+    """The names of settings that the user chose; they must not contradict `init`."""
     why: str = ""
     """The sentence about the recipe if it was chosen for the text."""
 
@@ -148,7 +148,7 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     theirs = load_config(source)
     kept = {name: getattr(config.model, name) for name in _DROPOUTS}
     unfit = "dropatt" if theirs.model.base_kind in RECURRENT else "weight_drop"
-    if f"model.{unfit}" not in {setting.name for setting in origin.given}:
+    if f"model.{unfit}" not in origin.given:
         del kept[unfit]  # the recipe is of another kind
     extends = config.corpus.extend_vocab
     corpus = inherited(config.corpus, vocab, theirs.corpus)
@@ -158,11 +158,11 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
         kept["document_end"] = None  # the id is that of the new token
     new = replace(config, model=replace(theirs.model, **kept), corpus=corpus)
     problems = Problems()
-    for setting in origin.given:
-        value, own = setting.of(config), setting.of(new)
-        if value != own and not setting.open_in(config):
+    for name in origin.given:
+        value, own = value_of(config, name), value_of(new, name)
+        if value != own and not is_open(config, name):
             problems.append(
-                f"{setting.name} must be {value_text(own)} with --init {origin.init_given}, whose "
+                f"{name} must be {value_text(own)} with --init {origin.init_given}, whose "
                 f"shape and vocabulary ({vocab}) the new run takes, got {value_text(value)}. Leave it "
                 "out, or name another recipe."
             )
