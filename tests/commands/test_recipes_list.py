@@ -14,6 +14,7 @@ from transformer_xl.commands import recipes as journey
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus
+from transformer_xl.model.baselines import count_parameters
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -69,4 +70,4 @@ def test_the_vocabulary_of_a_prepared_corpus_counts(capsys):
     Path("mine.toml").write_text('[corpus]\nname = "store"\nunit = "word"\n[model]\nn_layer = 2\nvocab_size = 0\n')
     [entry] = listed("mine.toml", capsys).values()
     sized = load_recipe("mine.toml", ["--model.vocab-size", str(len(vocab))])
-    assert entry["parameters"] == journey.count_parameters(sized.model)
+    assert entry["parameters"] == count_parameters(sized.model)

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from transformer_xl.commands.main import main
-from transformer_xl.commands.recipes import count_parameters
 from transformer_xl.config.recipe import load_recipe, split_overrides
 from transformer_xl.config.settings import Lengths, RunConfig
-from transformer_xl.model.baselines import build_model
+from transformer_xl.model.baselines import build_model, count_parameters
 from transformer_xl.paper import exhibits, show, study
 from transformer_xl.paper.exhibits import content, first_like, training
 from transformer_xl.paper.measures import MEASURES

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..config import recipe as recipes
-from ..config.settings import TransformerXLConfig
 from ..paper.exhibits import published
 from ..runtime.terminal import show_table
 
@@ -41,6 +40,7 @@ def recipe_facts(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """The facts about a recipe. None: not known."""
     from ..data.datasets import store_of
     from ..data.header import Header
+    from ..model.baselines import count_parameters
 
     config = recipes.load_recipe(name)
     size, store = config.model.vocab_size, store_of(config.corpus.name) if config.corpus.name else None
@@ -58,16 +58,6 @@ def recipe_facts(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
         "steps": config.train.max_steps,
         **{what: results.get(name, {}).get(what) for what in ("published", "own")},
     }
-
-
-def count_parameters(config: TransformerXLConfig) -> int:
-    """The exact number of parameters, tied ones once. Nothing is allocated."""
-    import torch
-
-    from ..model.baselines import Undrawn, build_model
-
-    with torch.device("meta"), Undrawn():
-        return sum(parameter.numel() for parameter in build_model(config).parameters())
 
 
 def read_results() -> dict[str, Any]:

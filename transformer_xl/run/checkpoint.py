@@ -14,7 +14,7 @@ from ..config.recipe import SECTIONS, run_of, settings_of
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
 from ..mistake import Mistake
-from ..model.baselines import Undrawn, build_model, check_rebuilt
+from ..model.baselines import Undrawn, build_model, check_rebuilt, count_parameters
 from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished, seal, whole_folder
 from . import parts
@@ -140,8 +140,7 @@ def _refuse_absurd(config: RunConfig, folder: Path) -> None:
     size = path.stat().st_size
     needed = model.n_layer * min(model.d_model, model.d_inner)  # less than they hold: to build many layers takes time
     if needed <= size:
-        with torch.device("meta"), Undrawn():
-            needed = sum(value.numel() for value in parts.weights(build_model(model)).values())
+        needed = count_parameters(model)
     if needed > size:  # of weights, and of bytes: a weight takes two or more
         with parts.name_damage(path):
             raise Mistake("config.json has sizes of more weights")
