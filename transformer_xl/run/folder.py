@@ -175,13 +175,8 @@ class Run:
         advice = "It records how the run began: restore it, or remove it to compare nothing."
         return files.read_table(file, advice, corpus=dict, devices=list)
 
-    def begin(self, config: RunConfig, corpus: Corpus, *, ranks: int, begun: Mapping[str, object] | None) -> None:
-        """Write the settings and facts of a run that begins or goes on.
-
-        `begun` has some of the facts `BEGUN`; None: those that the folder records.
-        """
-        if begun is None:
-            begun = self.facts() if self.latest else {}
+    def begin(self, config: RunConfig, corpus: Corpus, *, ranks: int, begun: Mapping[str, object]) -> None:
+        """Write the settings and facts of a run that begins or goes on. `begun` has some of the facts `BEGUN`."""
         facts = environment() | {"ranks": ranks, "launch": launch_id()} | {name: begun.get(name, "") for name in BEGUN}
         facts["corpus"] = {name: split.sha256 for name, split in corpus.header.splits.items()}
         # First the facts: they identify the run.

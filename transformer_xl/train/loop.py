@@ -82,8 +82,8 @@ def fit(
             "transformer_xl.runtime.ranks.join_ranks(config.train.device) as ranks: fit(..., ranks=ranks)`."
         )
     run, ranks = Run(folder), ranks or Ranks()
-    if begun is None and not resume:
-        begun = {"chosen": choices(config.train, model.config)}
+    if begun is None:
+        begun = run.facts() if resume and run.latest else {"chosen": choices(config.train, model.config)}
     named = config.train.backend != "auto"
     config = _checked(model, corpus, config, run, ranks, resume=resume)
     check_alike(config, corpus, run, ranks)

@@ -71,8 +71,8 @@ class Start(NamedTuple):
     model: TransformerXL
     config: RunConfig
     """The settings, in which nothing is "auto" any more."""
-    begun: Mapping[str, object] | None
-    """The facts `BEGUN` for `fit`; None: those that the folder records."""
+    begun: Mapping[str, object]
+    """The facts `BEGUN` for `fit`."""
 
 
 def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume: bool = False) -> Start:
@@ -114,7 +114,7 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
         file = source / "model.safetensors"
         set_weights(model, grown(model, read_tensors(file), vocab or corpus.vocab), str(file))
     begun = {"recipe": origin.recipe, "why": origin.why, "init": init, "chosen": chosen}
-    return Start(corpus, model, config, None if resume else begun)
+    return Start(corpus, model, config, run.facts() if resume else begun)
 
 
 def _check_unknown(corpus: Corpus) -> None:
