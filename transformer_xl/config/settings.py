@@ -269,8 +269,9 @@ class EvalConfig(Checked):
 
 _OTHERS = tuple(kind for kind in KINDS if kind != "al-rfou")
 _OF_KINDS = {"ar_alpha": _OTHERS, "tar_beta": _OTHERS, "random_tgt_len": _OTHERS}
+"""Settings of [train] that only some kinds of models have."""
 LENGTHS_OF_KINDS: dict[str, tuple[str, ...]] = {"clamp_len": ("transformer-xl", "shaw"), "attn_len": ATTENTION}
-"""Settings of [train], and of [train] and [eval], that only some kinds of models have."""
+"""Lengths that only some kinds of models have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,5 +67,5 @@ class Header:
         return cls(splits=splits, **content)
 
     def to_json(self) -> dict[str, Any]:
-        content = vars(self) | {"splits": {name: vars(split) for name, split in self.splits.items()}}
+        content = vars(self) | {"splits": {name: {**vars(split)} for name, split in self.splits.items()}}
         return {"format": FORMAT, "version": VERSION, "seal": digest_of_json(content), **content}

@@ -57,8 +57,8 @@ class TrainedRun:
         limits = {"clamp_len": asked["clamp_len"], "attn_len": (*asked["attn_len"], same_length or None)}
         for name, kinds in LENGTHS_OF_KINDS.items():
             if {*limits[name]} - {None} and self.config.model.base_kind not in kinds:
-                options = "--clamp-len" if name == "clamp_len" else "--attn-len and --same-length"
-                self.problems.append(f"{options} must be left out for model.kind = {self.config.model.kind}.")
+                named = "--clamp-len" if name == "clamp_len" else "--attn-len and --same-length"
+                self.problems.append(f"{named} must be left out for model.kind = {self.config.model.kind}.")
         if same_length and asked["attn_len"]:
             self.problems.append("--same-length sets attn_len to mem_len. Give it or --attn-len, not both.")
         found = []

@@ -87,7 +87,7 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     return {
         "device": {"name": str(device), "why": found if config.device == "auto" else "as the settings say"},
         "precision": {"name": precision, "why": why_precision},
-        "backend": {"name": backend, "why": why_backend},
+        "backend": {"name": backend, "why": why_backend, "asked": asked},
     }
 
 

@@ -13,7 +13,6 @@ from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..run.checkpoint import load_config, load_vocab
 from ..run.folder import Run, find_checkpoint
-from .choices import choices
 
 MAY_CHANGE = {
     *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
@@ -41,10 +40,9 @@ def resumed_settings(
     own = run.settings()
     config, changes = recipes.changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=recipes.text_name(config.corpus.vocab)))
+    backend = (facts.get("chosen") or {}).get("backend", {}).get("asked")  # the run may have taken another
     for name in changes:
-        # this kind of model has no backend, or the run took another, because the one asked for cannot serve here
-        chosen = choices(config.train, config.model)["backend"]["name"] if name == "train.backend" else None
-        unused = chosen is not None and own.train.backend in ("auto", chosen)
+        unused = name == "train.backend" and (own.train.backend == "auto" or config.train.backend == backend)
         if unused or recipes.is_open(config, name):  # "auto" keeps what was chosen when the run began
             config = recipes.run_of(recipes.settings_in(config) | {name: recipes.value_of(own, name)}, [])
     fixed = _fixed(run, own, config, changes)
