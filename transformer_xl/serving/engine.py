@@ -47,15 +47,6 @@ _BEGINNINGS = 4
 
 
 @dataclass(eq=False)
-class Reading:
-    """A prompt of which the first `done` tokens have been read."""
-
-    job: Job
-    state: KVCache | None = None
-    done: int = 0
-
-
-@dataclass(eq=False)
 class Writing:
     """A continuation: in a row, or with the past that it takes into one."""
 
@@ -101,7 +92,7 @@ class Engine:
         self.counts: dict[str, float] = {"tokens_read": 0, "tokens_written": 0, "steps": 0, "step_seconds": 0.0}
         self._wake = threading.Condition()
         self._queue: Turns[Job] = Turns(lambda job: job.client)
-        self._reading: Turns[Reading] = Turns(lambda reading: reading.job.client)
+        self._reading: Turns[Job] = Turns(lambda job: job.client)
         self._ready: Turns[Writing] = Turns(lambda holder: holder.job.client)
         self._writing: list[Writing | None] = [None] * rows
         self._lead = 0.0
@@ -180,8 +171,8 @@ class Engine:
         with self._wake:
             self._queue.keep(lambda job: not job.cancelled)
             while self._queue and begun(self._queue.first(begun).client) < self.rows // 2:
-                self._reading.add(Reading(self._queue.next(begun)))
-        self._reading.keep(lambda reading: not reading.job.cancelled)
+                self._reading.add(self._queue.next(begun))
+        self._reading.keep(lambda job: not job.cancelled)
         self._ready.keep(lambda holder: not holder.job.cancelled)
 
     def _read(self) -> None:
@@ -189,20 +180,20 @@ class Engine:
         if not self._reading or self._lead > 0:
             return
         started = time.perf_counter()
-        reading = self._reading.first()
-        job, end = reading.job, len(reading.job.ids) - 1
-        if reading.state is None:
-            reading.state = self._state(job)
-        if reading.done < end:
-            ids = job.ids[reading.done : reading.done + job.lengths.tgt_len + 1]
+        job = self._reading.first()
+        state, end = job.state or self._state(job), len(job.ids) - 1
+        if job.read < end:
+            ids = job.ids[job.read : job.read + job.lengths.tgt_len + 1]
             window = torch.from_numpy(ids.astype("int64")).to(self.device)[None]
-            reading.state = self._read_segment(job, window, reading.state)
-            reading.done += len(ids) - 1
+            state = self._read_segment(job, window, state)
+            job.read += len(ids) - 1
             self.counts["tokens_read"] += len(ids) - 1
-        if reading.done < end:
+        if job.read < end:
+            job.state = state
             self._reading.add(self._reading.next())
         else:
-            self._begin(job, reading.state.fork())
+            job.state = None
+            self._begin(job, state.fork())
             self._reading.next()  # only now: a job that is nowhere would never hear of an error
         synchronize(self.device)
         self._lead = time.perf_counter() - started
@@ -330,10 +321,10 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         """Drop all texts."""
         with self._wake:
-            jobs = [each.job for each in (*self._reading, *self._ready, *self._writing) if each is not None]
-            jobs += self._queue
+            jobs = [*self._queue, *self._reading]
+            jobs += [each.job for each in (*self._ready, *self._writing) if each is not None]
             self._queue.keep(lambda job: False)
-        self._reading.keep(lambda reading: False)
+        self._reading.keep(lambda job: False)
         self._ready.keep(lambda holder: False)
         self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):

@@ -13,6 +13,7 @@ from jaxtyping import Float, Integer
 
 from ..config.settings import Lengths
 from ..evaluation.generate import Sampling
+from ..model.inference import KVCache
 from .sessions import Past
 
 Top = list[tuple[int, float]]
@@ -70,6 +71,9 @@ class Job:
     client: str = ""
     """Clients take turns."""
     cancelled: bool = field(default=False, init=False)
+    read: int = field(default=0, init=False)
+    """Number of tokens that the engine has read, and the state after them while there are more."""
+    state: KVCache | None = field(default=None, init=False)
 
     @property
     def tail(self) -> list[int]:

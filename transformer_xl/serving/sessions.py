@@ -44,9 +44,10 @@ def shorter_memory(lengths: Lengths, mem_len: int) -> Lengths:
 
 
 class Session(NamedTuple):
-    """A text that is kept, when it goes, and the bytes that it counts for."""
+    """A text that is kept, who keeps it, when it goes, and the bytes that it counts for."""
 
     past: Past
+    client: str
     end: float
     nbytes: int
 
@@ -64,20 +65,20 @@ class Sessions:
         self.most_bytes: int = most_bytes
         self.nbytes: int = 0
         self._lock = threading.RLock()
-        self._texts: dict[str, OrderedDict[tuple[str, str], Session]] = {}
+        self._texts: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        """The least recently used first, so the order is also that of the ends."""
         self._held: Counter[str] = Counter()
+        """The bytes of each client."""
 
     def __len__(self) -> int:
-        with self._lock:
-            return sum(map(len, self._texts.values()))
+        return len(self._texts)
 
     def add(self, name: str, past: Past, owner: str = "", client: str = "") -> None:
         """Keep a text of `Past.to_keep` under an id that nobody can guess, unless it alone is too large."""
         nbytes = max(past.nbytes, LEAST)
         with self._lock:
             if nbytes <= self.most_bytes:
-                texts = self._texts.setdefault(client, OrderedDict())
-                texts[owner, name] = Session(past, time.monotonic() + self.seconds, nbytes)
+                self._texts[owner, name] = Session(past, client, time.monotonic() + self.seconds, nbytes)
                 self._held[client] += nbytes
                 self.nbytes += nbytes
             self.trim()
@@ -86,26 +87,23 @@ class Sessions:
         """The text of an id; None if there is none (any more) for this owner. Its time begins again."""
         with self._lock:
             self.trim()
-            for texts in self._texts.values():
-                if session := texts.pop((owner, name), None):
-                    texts[owner, name] = session._replace(end=time.monotonic() + self.seconds)
-                    return session.past
-            return None
+            session = self._texts.pop((owner, name), None)
+            if session is None:
+                return None
+            self._texts[owner, name] = session._replace(end=time.monotonic() + self.seconds)
+            return session.past
 
     def trim(self) -> None:
-        """Forget the texts whose time is over: of each client, the order of use is also the order of the ends."""
+        """Forget the texts whose time is over, and those for which there is no room."""
         with self._lock:
             now = time.monotonic()
-            for client, texts in list(self._texts.items()):
-                while texts and next(iter(texts.values())).end <= now:
-                    self._forget(client)
+            while self._texts and next(iter(self._texts.values())).end <= now:
+                self._forget(next(iter(self._texts)))
             while self.nbytes > self.most_bytes:
-                self._forget(max(self._held, key=self._held.__getitem__))
+                most = max(self._held, key=self._held.__getitem__)
+                self._forget(next(key for key, each in self._texts.items() if each.client == most))
 
-    def _forget(self, client: str) -> None:
-        """Forget the least recently used text of a client."""
-        _, session = self._texts[client].popitem(last=False)
-        self._held[client] -= session.nbytes
+    def _forget(self, key: tuple[str, str]) -> None:
+        session = self._texts.pop(key)
+        self._held -= Counter({session.client: session.nbytes})  # a client without texts is dropped
         self.nbytes -= session.nbytes
-        if not self._texts[client]:
-            del self._texts[client], self._held[client]
