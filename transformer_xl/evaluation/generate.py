@@ -44,13 +44,12 @@ class Context(NamedTuple):
 
     state: State
     """What the model remembers of all tokens but the last."""
-    last: Integer[np.ndarray, " n"]
-    """The last token, which the model reads with the next text; empty if there was none."""
+    tail: Integer[np.ndarray, " n"]
+    """The last tokens, at most three, in which a character may begin. The model reads the very last one with the next
+    text."""
     lengths: Lengths
     vocab: str
     """The fingerprint of its vocabulary."""
-    before: Integer[np.ndarray, " n"] = np.zeros(0, np.int64)
-    """At most two tokens before the last one: a character of several tokens may begin there."""
 
     def copy(self) -> State:
         """A copy of the state, because a call may change the state that it gets."""
@@ -338,13 +337,13 @@ def prompt_ids(vocab: Vocab, prompt: Prompt, context: Context | None) -> Integer
     An empty prompt at the start is a line end, or id 0 if the vocabulary has no line end.
     """
     own = prompt if isinstance(prompt, np.ndarray) else vocab.encode(prompt)
-    ids = np.concatenate([vocab.opening_ids if context is None else context.last, own])
+    ids = np.concatenate([vocab.opening_ids if context is None else context.tail[-1:], own])
     return ids if len(ids) else np.array([vocab.line_end or 0])
 
 
 def with_before(ids: Integer[np.ndarray, " n"], context: Context | None) -> Integer[np.ndarray, " m"]:
     """Ids that begin with the last token of `context`, after the tokens in which its last character may begin."""
-    return ids if context is None else np.concatenate([context.before, ids])
+    return ids if context is None else np.concatenate([context.tail[:-1], ids])
 
 
 class TokenText:

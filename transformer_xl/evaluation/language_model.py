@@ -104,7 +104,7 @@ class LanguageModel(LoadedModel):
         """
         ends = np.array([] if self.vocab.line_end is None else [self.vocab.line_end], np.int64)
         _check_context(context, text)
-        before = ends if context is None else context.last
+        before = ends if context is None else context.tail[-1:]
         texts = [text_of(x, "text") if isinstance(x, bytes) and self.vocab.is_text else x for x in _listed(text)]
         rows = [np.concatenate([before, self.vocab.encode(each)]).astype(np.int64) for each in texts]
         lengths = self._lengths(context)
@@ -138,8 +138,8 @@ class LanguageModel(LoadedModel):
             writer = TokenText(self.vocab, with_before(ids[:1], context)) if len(ids) > 1 else None
             tokens = [writer.write(token) for token in ids[1:].tolist()] if writer else []
             size = None if sizes is None else int(sizes[ids[1:]].sum())
-            past, before = state.select(slice(row, row + 1)), with_before(ids, context)[-3:-1]
-            read = Context(past, ids[-1:], lengths, self.vocab.fingerprint, before)
+            past, tail = state.select(slice(row, row + 1)), with_before(ids, context)[-3:]
+            read = Context(past, tail, lengths, self.vocab.fingerprint)
             found.append(ScoredTokens(tokens, costs[row, costs.shape[1] - len(tokens) :], size, read))
         return found
 

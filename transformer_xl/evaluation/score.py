@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -66,11 +66,9 @@ class Reader(Scoring, Protocol):
     @property
     def softmax(self) -> AdaptiveSoftmax: ...
 
-    @property
-    def hidden(self) -> Callable[..., tuple[Tensor, State]]: ...
+    def hidden(self, *args: Any, **options: Any) -> tuple[Tensor, State]: ...
 
-    @property
-    def log_probs(self) -> Callable[..., tuple[Tensor, State]]: ...
+    def log_probs(self, *args: Any, **options: Any) -> tuple[Tensor, State]: ...
 
     def for_inference(self, precision: str = "fp32") -> Reader: ...
 

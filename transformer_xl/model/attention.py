@@ -131,7 +131,7 @@ class RelativeMultiheadAttention(Sublayer):
             assert content_bias is not None and position_bias is not None, (
                 "biases may be None only with share_position_projection"
             )
-            r = self._by_head(self.position(encodings) if projected is None else projected)
+            [r] = self._split(self.position(encodings) if projected is None else projected, 1)
             return Positions(self.dropout(r) if self.dropout.locked else r, content_bias, position_bias)
         queries, keys = self._projected(encodings, slice(0, 2))
         both = torch.cat([keys, queries])
@@ -153,9 +153,6 @@ class RelativeMultiheadAttention(Sublayer):
 
     def _split(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:
         return [part.transpose(-2, -3) for part in x.unflatten(-1, (parts, self.n_head, self.d_head)).unbind(-3)]
-
-    def _by_head(self, x: Float[Tensor, "*B L W"]) -> Float[Tensor, "*B H L K"]:
-        return x.unflatten(-1, (self.n_head, self.d_head)).transpose(-2, -3)
 
 
 def project_together(

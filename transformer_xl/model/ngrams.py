@@ -66,7 +66,11 @@ class NgramEmbedding(nn.Module):
             )
         if not ids.shape[1]:
             return x, memory
-        tokens = joined_tokens(ids, memory)
+        tokens = ids.long()
+        if memory.valid is not None:
+            padding = torch.arange(ids.shape[1], device=ids.device) < -memory.valid[:, None]
+            tokens = tokens.masked_fill(padding, -1)  # no token
+        tokens = tokens if memory.tokens is None else torch.cat([memory.tokens, tokens], 1)
         return x + self(tokens, ids.shape[1]), memory.with_tokens(self.last(tokens, mem_len))
 
     def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Vectors:
@@ -103,15 +107,6 @@ class NgramEmbedding(nn.Module):
     def no_tokens(self, batch: int, mem_len: int) -> Int[Tensor, "B N"]:
         """What `last` returns before the first token."""
         return self.last(torch.empty(batch, 0, dtype=torch.long, device=self.table.weight.device), mem_len)
-
-
-def joined_tokens(ids: Ids, memory: Memory | KVCache) -> Int[Tensor, "B L"]:
-    """The tokens that `memory` keeps, and these ids. Padding becomes -1."""
-    ids = ids.long()
-    if memory.valid is not None:
-        padding = torch.arange(ids.shape[1], device=ids.device) < -memory.valid[:, None]
-        ids = ids.masked_fill(padding, -1)
-    return ids if memory.tokens is None else torch.cat([memory.tokens, ids], 1)
 
 
 def _hashes(
