@@ -29,8 +29,8 @@ class TableModel(nn.Module):
     takes_padding = True
     config: Any = None
     softmax: Any = None
-    hidden: Any = None
-    empty_memory: Any = None
+    hidden: Any = ...
+    empty_memory: Any = ...
     """Not needed where there is a memory."""
 
     def __init__(self, vocab_size: int = 7, clock: int = 3):
