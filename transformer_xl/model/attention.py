@@ -131,7 +131,8 @@ class RelativeMultiheadAttention(Sublayer):
             assert content_bias is not None and position_bias is not None, (
                 "biases may be None only with share_position_projection"
             )
-            [r] = self._split(self.position(encodings) if projected is None else projected, 1)
+            r = self.position(encodings) if projected is None else projected
+            r = r.unflatten(-1, (self.n_head, self.d_head)).transpose(-2, -3)
             return Positions(self.dropout(r) if self.dropout.locked else r, content_bias, position_bias)
         queries, keys = self._projected(encodings, slice(0, 2))
         both = torch.cat([keys, queries])
