@@ -186,7 +186,7 @@ class StreamLoader:
     def _arrange(self, *, paired: bool) -> None:
         """Distribute the text to the streams."""
         rows = self._streams(paired) if self._documents is None else self._streams_of_documents(self._documents)
-        self._all: list[Int[np.ndarray, "S 3"]] = [np.asarray(row).reshape(-1, 3) for row in rows]
+        self._all: list[Int[np.ndarray, "S 3"]] = [np.array(row, np.int64).reshape(-1, 3) for row in rows]
         """Each stream as spans of tokens that are read one after another: of each the index of its first segment, its
         start and its number of targets. A text may have millions, so they are in arrays."""
         self._rows = self._all[self._chosen]
