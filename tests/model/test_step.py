@@ -421,6 +421,22 @@ def test_what_a_hook_keeps_is_not_overwritten(training: bool) -> None:
         torch.testing.assert_close(out.detach(), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (5,)}, {"tie_weight": False}])
+def test_a_hook_of_the_embedding_is_called_in_training(changes: dict[str, Any]) -> None:
+    """One that changes nothing gives the same loss and gradients, also of tables that the softmax shares."""
+
+    def loss_and_gradients(*hooks: Any) -> list[Tensor]:
+        model = small_model(**changes)
+        for hook in hooks:
+            model.embedding.register_forward_hook(hook)
+        nll, _ = model(text(2, 9), text(2, 9, seed=1), None, lengths(6))
+        return [nll, *torch.autograd.grad(nll.sum(), [*model.parameters()])]
+
+    plain, called = loss_and_gradients(), []
+    torch.testing.assert_close(loss_and_gradients(lambda *_: called.append(1)), plain)
+    assert called and not torch.equal(loss_and_gradients(lambda _, given, out: out + 1)[0], plain[0])
+
+
 @torch.no_grad()
 def test_hooks_are_called_or_refused() -> None:
     """A low-rank addition to `qkv` counts for memory and cache too; a step refuses what it would not call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..config import recipe as recipes
 from ..config.problems import Problems
@@ -40,7 +41,9 @@ def resumed_settings(
     own = run.settings()
     config, changes = recipes.changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=recipes.text_name(config.corpus.vocab)))
-    backend = (facts.get("chosen") or {}).get("backend", {}).get("asked")  # the run may have taken another
+    chosen: Any = facts.get("chosen")
+    backend = chosen.get("backend") if isinstance(chosen, dict) else None
+    backend = backend.get("asked") if isinstance(backend, dict) else None  # the run may have taken another
     for name in changes:
         unused = name == "train.backend" and (own.train.backend == "auto" or config.train.backend == backend)
         if unused or recipes.is_open(config, name):  # "auto" keeps what was chosen when the run began

@@ -43,11 +43,12 @@ class TransformerXLCache(Cache):
     call. Copies and files do not have them, and other calls project the memory.
     """
 
+    _kept: tuple[Memory, tuple[object, ...], Any] | None = None
+    """A memory after a call of one token, what that call depended on, and the keys if it had them."""
+
     def __init__(self, memory: Memory | None = None, seen: int = 0):
         super().__init__(layers=[])
         self.memory, self.seen = memory, seen
-        self._kept: tuple[Memory, tuple[object, ...], Any] | None = None
-        """A memory after a call of one token, what that call depended on, and the keys if it had them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_kept": None}

@@ -268,7 +268,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             )
         if _CACHE != "cache" and kwargs.get("cache") is not None:  # generate would give it again with each token
             raise Mistake("cache is past_key_values in generate before transformers 5.24. Use that name.")
-        if kwargs.get("use_cache") is False and kwargs.get(_CACHE) is not None:  # it gives the whole text each time
+        read = self.config.mem_len and (past := kwargs.get(_CACHE)) is not None and past.get_seq_length()
+        if read and kwargs.get("use_cache") is False:  # generate gives the whole text each time
             raise Mistake(f"use_cache must be left out with {_CACHE} in generate: it would read the text twice.")
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
         inputs.pop("cache_position", None)
