@@ -196,9 +196,9 @@ class TestFiles:
 
     @pytest.mark.parametrize("line", OPTIONS)
     def test_a_pipe_or_a_device_is_refused_at_once_by_the_name_that_was_given(self, home, line, capsys):
-        for place in ("pipe", "/dev/zero", "shell") if "--out" not in line else ["pipe"]:  # a bug would write there
-            told = refused(words(line.format(place)), capsys)
-            assert place in told
+        for source in ("pipe", "/dev/zero", "shell") if "--out" not in line else ["pipe"]:  # a bug would write there
+            told = refused(words(line.format(source)), capsys)
+            assert source in told
             assert Path("pipe").is_fifo() and not Path("new").exists()
 
     PARTS: typing.ClassVar[list[tuple[str, str, str]]] = [
@@ -426,7 +426,7 @@ def test_a_corpus_prepared_twice_at_once_is_whole(tmp_path):
 
 
 class TestSupply:
-    """Nothing from a file reaches a shell, a place outside its folder or an unpickler."""
+    """Nothing from a file reaches a shell, a path outside its folder or an unpickler."""
 
     FORBIDDEN: typing.ClassVar[set[str]] = {
         *("os.system", "os.popen", "os.execv", "os.execvp", "os.spawnv", "subprocess.call", "subprocess.run"),

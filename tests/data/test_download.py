@@ -89,7 +89,7 @@ class TestDownloads:
         assert path.read_bytes() == CONTENT and len(good.requests) == 1
         assert "this address is given up" in capsys.readouterr().err
 
-    def test_a_place_that_cannot_be_written_is_named(self, server, tmp_path) -> None:
+    def test_a_folder_that_cannot_be_written_is_named(self, server, tmp_path) -> None:
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(OSError, match=r"file/folder.* could not be written: .+\."):
             download([published(server)], tmp_path / "file" / "folder")
@@ -128,7 +128,7 @@ def unpack(archive: Path, home: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which only the archive `a` may be, to unpack at most 20,011 bytes below `in`."""
     (tmp_path / "in").mkdir()
     monkeypatch.setattr("transformer_xl.runtime.files.UNPACKED", 20_011)
@@ -136,22 +136,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def files_below(place: Path) -> set[Path]:
-    return {path for path in place.rglob("*") if not path.is_dir() and path.suffix != ".lock"}
+def files_below(root: Path) -> set[Path]:
+    return {path for path in root.rglob("*") if not path.is_dir() and path.suffix != ".lock"}
 
 
-def refused(place: Path, archive: bytes, reason: str) -> None:
+def refused(root: Path, archive: bytes, reason: str) -> None:
     """Check that the archive is refused with that reason, and that nothing remains."""
-    (place / "a").write_bytes(archive)
+    (root / "a").write_bytes(archive)
     with pytest.raises(ValueError, match=reason) as error:
-        unpack(place / "a", place / "in")
-    assert str(place / "a") in str(error.value)
-    assert files_below(place) == {place / "a"}
+        unpack(root / "a", root / "in")
+    assert str(root / "a") in str(error.value)
+    assert files_below(root) == {root / "a"}
 
 
-def refused_in_little_memory(place: Path, archive: bytes, reason: str) -> None:
+def refused_in_little_memory(root: Path, archive: bytes, reason: str) -> None:
     tracemalloc.start()
-    refused(place, archive, reason)
+    refused(root, archive, reason)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20_000_000
@@ -162,59 +162,59 @@ HOSTILE = ("../x", "../../x", "d/../../x", "/etc/x", "C:\\x", "C:x", "..\\x", "\
 
 class TestArchives:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_files_keep_their_paths_and_are_removed_afterwards(self, place, kind) -> None:
-        (place / "a").write_bytes(KINDS[kind]([("d/x", CONTENT), ("./d/e/z", b""), ("xx", b"no")]))
-        assert unpack(place / "a", place / "in") == {"d/x": CONTENT, "d/e/z": b"", "xx": b"no"}
-        assert files_below(place) == {place / "a"}
+    def test_files_keep_their_paths_and_are_removed_afterwards(self, root, kind) -> None:
+        (root / "a").write_bytes(KINDS[kind]([("d/x", CONTENT), ("./d/e/z", b""), ("xx", b"no")]))
+        assert unpack(root / "a", root / "in") == {"d/x": CONTENT, "d/e/z": b"", "xx": b"no"}
+        assert files_below(root) == {root / "a"}
 
     @pytest.mark.parametrize("path", HOSTILE)
     @pytest.mark.parametrize("kind", KINDS)
-    def test_no_path_leads_outside(self, place, kind, path) -> None:
-        (place / "a").write_bytes(KINDS[kind]([(path, b"1")]))
+    def test_no_path_leads_outside(self, root, kind, path) -> None:
+        (root / "a").write_bytes(KINDS[kind]([(path, b"1")]))
         before = files_below(Path("/etc"))
         try:
-            with unpack_if_archive(place / "a", place / "in") as folder:
-                assert all(file.is_relative_to(folder) for file in files_below(place) - {place / "a"})
+            with unpack_if_archive(root / "a", root / "in") as folder:
+                assert all(file.is_relative_to(folder) for file in files_below(root) - {root / "a"})
         except ValueError as error:
             assert "outside the destination" in str(error)
-        assert files_below(place) == {place / "a"} and files_below(Path("/etc")) == before
+        assert files_below(root) == {root / "a"} and files_below(Path("/etc")) == before
 
     @pytest.mark.parametrize(
         "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
     )
-    def test_members_that_are_not_files_are_left_out(self, place, kind) -> None:
-        (place / "a").write_bytes(tarred([("d/x", b"")], kind, "/etc/passwd"))
-        assert unpack(place / "a", place / "in") == {}
+    def test_members_that_are_not_files_are_left_out(self, root, kind) -> None:
+        (root / "a").write_bytes(tarred([("d/x", b"")], kind, "/etc/passwd"))
+        assert unpack(root / "a", root / "in") == {}
 
     @pytest.mark.filterwarnings("ignore:Duplicate name")
     @pytest.mark.parametrize("other", ["d/x", "./d/x"])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_two_files_of_one_name_are_refused(self, place, kind, other) -> None:
-        refused(place, KINDS[kind]([("d/x", b"one"), (other, b"two")]), "has 2 files named d/x. Unpack it")
+    def test_two_files_of_one_name_are_refused(self, root, kind, other) -> None:
+        refused(root, KINDS[kind]([("d/x", b"one"), (other, b"two")]), "has 2 files named d/x. Unpack it")
 
     @pytest.mark.parametrize("kind", ["zip", "tar"])
-    def test_an_archive_of_countless_files_is_refused(self, place, kind, monkeypatch) -> None:
+    def test_an_archive_of_countless_files_is_refused(self, root, kind, monkeypatch) -> None:
         monkeypatch.setattr(archives, "_MEMBERS", 20)
-        refused(place, KINDS[kind]([(str(number), b"") for number in range(21)]), "or are more than 20")
+        refused(root, KINDS[kind]([(str(number), b"") for number in range(21)]), "or are more than 20")
 
     @pytest.mark.parametrize("names", [("a", "a/b"), ("n" * 300,)])
-    def test_names_that_no_folder_can_hold_together_are_a_damaged_archive(self, place, names) -> None:
-        refused(place, zipped([(name, b"1") for name in names]), "names that no folder can hold")
+    def test_names_that_no_folder_can_hold_together_are_a_damaged_archive(self, root, names) -> None:
+        refused(root, zipped([(name, b"1") for name in names]), "names that no folder can hold")
 
-    def test_a_mistake_in_a_file_names_the_archive_and_no_temporary_folder(self, place) -> None:
-        (place / "a").write_bytes(zipped([("d/x.jsonl", b'{"text": "x"}\n{"no": 1}\n')]))
+    def test_a_mistake_in_a_file_names_the_archive_and_no_temporary_folder(self, root) -> None:
+        (root / "a").write_bytes(zipped([("d/x.jsonl", b'{"text": "x"}\n{"no": 1}\n')]))
         with pytest.raises(Mistake, match="must be a JSON string") as error:
-            open_corpus(place / "a")
-        assert str(error.value).startswith(f"{place / 'a'}/d/x.jsonl, line 2")
+            open_corpus(root / "a")
+        assert str(error.value).startswith(f"{root / 'a'}/d/x.jsonl, line 2")
 
-    def test_an_encrypted_archive_is_refused(self, place) -> None:
+    def test_an_encrypted_archive_is_refused(self, root) -> None:
         encrypted = bytearray(zipped([("x", b"1")]))
         encrypted[6] |= 1
         encrypted[encrypted.index(b"PK\1\2") + 8] |= 1
-        refused(place, bytes(encrypted), "is encrypted")
+        refused(root, bytes(encrypted), "is encrypted")
 
     @pytest.mark.parametrize("kind", ["zip", "tar.gz", "tar.bz2", "tar.xz", "sparse"])
-    def test_an_archive_bomb_uses_neither_disk_nor_memory(self, place, kind) -> None:
+    def test_an_archive_bomb_uses_neither_disk_nor_memory(self, root, kind) -> None:
         if kind == "sparse":
             info = tarfile.TarInfo("x")
             info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "99999999999", "GNU.sparse.name": "x"}
@@ -222,15 +222,15 @@ class TestArchives:
             bomb = info.tobuf(tarfile.PAX_FORMAT) + b"1" * 512 + bytes(1024)
         else:
             bomb = KINDS[kind]([("x", bytes(50_000_000))])
-        refused_in_little_memory(place, bomb, "its files have more than 20,011 bytes")
+        refused_in_little_memory(root, bomb, "its files have more than 20,011 bytes")
 
     @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
     @pytest.mark.parametrize("member", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE], ids=["name", "pax"])
-    def test_a_long_header_in_a_tar_is_not_read_into_memory(self, place, member, first) -> None:
+    def test_a_long_header_in_a_tar_is_not_read_into_memory(self, root, member, first) -> None:
         long, plain = tarfile.TarInfo("long"), tarfile.TarInfo("x")
         long.size, long.type = 50_000_000, member
         bomb = gzip.compress((b"" if first else plain.tobuf()) + long.tobuf() + bytes(long.size))
-        refused_in_little_memory(place, bomb, "a member has a header of 50,000,000 bytes")
+        refused_in_little_memory(root, bomb, "a member has a header of 50,000,000 bytes")
 
     @given(kind=st.sampled_from(sorted(KINDS)), damages=DAMAGES)
     @example(kind="zip", damages=[(-4, 1)])  # its files begin before it
@@ -253,13 +253,13 @@ class TestArchives:
             assert {file.name for file in Path(folder).iterdir()} <= {"a", ".a.lock"}
 
     @pytest.mark.parametrize("content", [b"<html>Not Found</html>", b"", bytes(2000), gzip.compress(CONTENT)])
-    def test_a_file_that_is_not_an_archive_is_refused(self, place, content) -> None:
-        (place / "a").write_bytes(content)
-        with unpack_if_archive(place / "a", place / "in") as found:
-            assert found == place / "a"
+    def test_a_file_that_is_not_an_archive_is_refused(self, root, content) -> None:
+        (root / "a").write_bytes(content)
+        with unpack_if_archive(root / "a", root / "in") as found:
+            assert found == root / "a"
 
-    def test_a_place_that_cannot_be_written_is_named(self, place) -> None:
-        (place / "a").write_bytes(tarred([("x", b"1")]))
-        (place / "file").touch()
+    def test_a_folder_that_cannot_be_written_is_named(self, root) -> None:
+        (root / "a").write_bytes(tarred([("x", b"1")]))
+        (root / "file").touch()
         with pytest.raises(OSError, match=r"file could not be written: .+\."):
-            unpack(place / "a", place / "file")
+            unpack(root / "a", root / "file")

@@ -289,9 +289,9 @@ def test_thinning_keeps_the_ends_and_extremes_of_every_group(values, columns):
 @example(1e-4, 1.01, False)
 def test_ticks_are_few_and_inside_and_their_labels_differ(low, ratio, log):
     axis = Axis(low, low * ratio, 0.0, 100.0, log)
-    labels, places = zip(*axis.ticks(6), strict=True)
-    assert 2 <= len(labels) == len(set(labels)) <= 12 and [*places] == sorted(set(places))
-    assert all(-1e-6 <= place <= 100 + 1e-6 for place in places)
+    labels, marks = zip(*axis.ticks(6), strict=True)
+    assert 2 <= len(labels) == len(set(labels)) <= 12 and [*marks] == sorted(set(marks))
+    assert all(-1e-6 <= mark <= 100 + 1e-6 for mark in marks)
 
 
 @settings(max_examples=examples(60))
