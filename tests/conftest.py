@@ -23,8 +23,8 @@ settings.load_profile("ours")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("jaxtyping_packages"):
         for item in items:
-            if item.get_closest_marker("mistyped"):
-                item.add_marker(pytest.mark.skip(reason="checks of types refuse it first"))
+            if item.get_closest_marker("unchecked"):
+                item.add_marker(pytest.mark.skip(reason="it is for the package without checks of types"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -172,7 +172,7 @@ def heard(ids: np.ndarray, places: np.ndarray, contexts: np.ndarray) -> np.ndarr
     return np.array([[c + ids[t - c : t].sum() / 1e6 + ids[t] / 1e9 for t in places] for c in contexts])
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 @given(
     step=st.integers(1, 7),
     steps=st.integers(2, 6),
@@ -192,7 +192,7 @@ def test_every_scored_position_sees_exactly_its_context(step, steps, tgt_len, ba
     np.testing.assert_allclose(losses, heard(ids.astype(int), places, seen), rtol=1e-14)
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 def test_a_window_serves_all_contexts_at_once():
     """Runs of 40 positions, 10 contexts of 10 tokens: 11 % more than a window of 100 for each position."""
     ids, listener = np.zeros(30_000, np.uint8), Listener()

@@ -300,7 +300,7 @@ def test_evaluation_follows_lengths_of_training_that_change_unless_it_has_its_ow
     assert (other.tgt_len, other.mem_len, other.clamp_len) == (64, 32, None)  # the clamp is of the recipe's memory
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 @pytest.mark.parametrize("overrides", [{"train.lr": 1e-3}, "--train.lr 1e-3"])
 def test_overrides_are_words(overrides):
     with pytest.raises(Mistake, match="overrides must be a list of words"):

@@ -207,7 +207,7 @@ def test_the_largest_rate_is_the_one_that_the_refusal_names():
         TrainConfig(lr=1e31)
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 def test_a_word_that_no_setting_knows_is_refused_in_python_too():
     with pytest.raises(WrongSettings, match=r"^schedule must be one of cosine, linear, inv_sqrt, constant, got wsd\.$"):
         TrainConfig(schedule="wsd")  # type: ignore[arg-type]

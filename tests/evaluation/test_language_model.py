@@ -211,7 +211,7 @@ def test_scores_are_in_fp32_also_under_autocast():
     np.testing.assert_array_equal(inside, model.score(text).nats)
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

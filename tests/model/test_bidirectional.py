@@ -223,7 +223,7 @@ def test_parakeets_weights_have_seven_other_names() -> None:
     assert (found - expected)[mask[:, 0, 0]].abs().max() < 2e-6
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("call", "told"),
     [

@@ -113,7 +113,7 @@ def test_a_backbone_begins_episodes_where_it_is_told() -> None:
     torch.testing.assert_close(outputs[-1][2:, 3:], padded[-1])
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 @pytest.mark.parametrize("begins", [torch.zeros(3, 9), torch.zeros(3, dtype=torch.bool), torch.zeros(3, 8) > 0])
 def test_beginnings_that_do_not_fit_are_refused(begins: Tensor) -> None:
     with pytest.raises(Mistake, match=r"begins must be true or false for each vector, \[3, 9\]"):

@@ -51,7 +51,7 @@ def test_cat_keeps_every_row(parts: list[tuple[int, int, int | None]]) -> None:
     torch.testing.assert_close(rows_of(joined.select(backwards)), expected[::-1], rtol=0, atol=0)
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 @pytest.mark.parametrize("kind", ["memory", "cache", "step"])
 def test_rows_to_reset_are_marks_of_any_kind_and_nothing_else(kind: str) -> None:
     model, call = small_model(), lengths(7)
@@ -72,7 +72,7 @@ def test_rows_to_reset_are_marks_of_any_kind_and_nothing_else(kind: str) -> None
             state().reset(other)
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 def test_padding_stays_padding_after_a_reset() -> None:
     memory = Memory((torch.ones(2, 0, 4),), torch.tensor([-2, -1]))
     assert memory.reset([True, False]).counts.tolist() == [-2, -1]

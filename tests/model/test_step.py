@@ -206,7 +206,7 @@ def test_a_recorded_lookup_of_ngrams_has_the_same_numbers(monkeypatch: pytest.Mo
     assert len(shapes) == 2, "of tokens and of vectors"
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 @torch.no_grad()
 def test_an_attention_of_the_users_own_is_never_replaced() -> None:
     """A step would compute the paper's scores instead of these, and say nothing."""

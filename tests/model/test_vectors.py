@@ -65,7 +65,7 @@ def wrong_calls() -> dict[str, Callable[[], Any]]:
     return {f"{what} {number}": call for number, (what, call) in enumerate(calls)}
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 def test_wrong_arguments_raise_one_sentence() -> None:
     with torch.no_grad():
         for name, call in wrong_calls().items():

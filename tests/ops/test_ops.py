@@ -397,6 +397,7 @@ def test_a_call_in_autocast_computes_in_its_dtype(backend: str) -> None:
         assert relative_attention(**inputs, backend=backend).dtype == torch.bfloat16
 
 
+@pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore")  # of torch.compile itself
 @pytest.mark.parametrize("backend", ["auto", "chunked"])
 def test_a_compiled_call_has_the_same_numbers(backend: str) -> None:

@@ -42,6 +42,7 @@ def test_auto_takes_the_half_precision_of_the_card(monkeypatch):
     assert found == ["bf16", "fp16", "fp32", "bf16"]
 
 
+@pytest.mark.unchecked
 def test_only_cuda_is_not_waited_for_in_a_copy_from_the_host():
     """Apple's GPU would read the host's memory after it is free."""
     for kind in ("cuda", "mps", "cpu"):

@@ -225,7 +225,7 @@ class Two:
         return [tensor, tensor if self.theirs is None else self.theirs[len(self.own) - 1]]
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 def test_ranks_with_other_settings_texts_or_checkpoints_are_refused(tmp_path):
     def corpus(text: str) -> Corpus:
         (tmp_path / text[0]).write_text(text * 99)
@@ -247,7 +247,7 @@ def test_ranks_with_other_settings_texts_or_checkpoints_are_refused(tmp_path):
             check_alike(*ours, Two(there.own))
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 def test_a_rank_without_the_runs_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(agreement, "SHARED_SECONDS", 0)
     (tmp_path / "environment.json").write_text("{}")

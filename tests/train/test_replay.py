@@ -118,7 +118,7 @@ def test_replayed_steps_are_the_steps(spoil: int | None, sparse: bool) -> None:
     assert all(map(torch.equal, found[1], expected[1]))
 
 
-@pytest.mark.mistyped
+@pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_a_compiled_step_is_not_compiled_again_in_its_recording() -> None:
     """CUDA would end the recording. (The ids are part of a longer segment, so their rows are not neighbours.)"""

@@ -216,7 +216,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         num_items_in_batch: int | Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        inputs_embeds: None = None,  # PEFT names it in every call
+        inputs_embeds: object = None,  # PEFT names it in every call
         cache: Cache | None = None,
     ) -> CausalLMOutputWithPast:
         """Read `input_ids` after the memory in `past_key_values`.
@@ -311,7 +311,7 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        inputs_embeds: None = None,  # PEFT names it in every call
+        inputs_embeds: object = None,  # PEFT names it in every call
         cache: Cache | None = None,
     ) -> BaseModelOutputWithPast:
         """Read `input_ids` after the memory in `past_key_values`; the arguments are those of
@@ -361,7 +361,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        inputs_embeds: None = None,  # PEFT names it in every call
+        inputs_embeds: object = None,  # PEFT names it in every call
         cache: Cache | None = None,
     ) -> SequenceClassifierOutputWithPast:
         """`logits` [B, num_labels] of whole texts, padded on the left; `past_key_values` is what comes before them.

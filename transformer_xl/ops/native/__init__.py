@@ -37,7 +37,7 @@ DTYPES = torch.float32, torch.bfloat16
 SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h", "numbers.h")))
 COMPILERS = "c++", "g++", "clang++"
 FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-w"),
+    *("-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-w"),
     *("-DCPU_CAPABILITY_AVX512", "-DCPU_CAPABILITY=AVX512"),
 )
 CPUINFO = Path("/proc/cpuinfo")
