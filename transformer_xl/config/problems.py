@@ -36,6 +36,10 @@ class WrongSettings(Mistake):
         self.problems: list[Problem] = list(problems)
         super().__init__("\n".join(problem.named("{}") for problem in self.problems))
 
+    def inside(self, section: str) -> list[Problem]:
+        """The problems in a section of a run, whose name stands before those of its settings."""
+        return [Problem(tuple(f"{section}.{name}" for name in each.fields), each.sentence) for each in self.problems]
+
 
 def refuse_settings(problems: Iterable[Problem]) -> None:
     """Raise one `WrongSettings` with these problems, if there are any.

@@ -13,17 +13,15 @@ import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import TypeVar, get_origin, get_type_hints
+from typing import get_origin, get_type_hints
 
 from ..mistake import Mistake, did_you_mean, printable
-from .problems import Problem, Problems, WrongSettings
+from .problems import Problems, WrongSettings, refuse_settings
 from .settings import RunConfig, TrainConfig
 from .shape import own_kinds
 from .values import Hint, Value, as_float, fits, from_words, type_text, value_text
 
-Made = TypeVar("Made")
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 TYPES = {f"{name}.{field}": hint for name, owner in SECTIONS.items() for field, hint in get_type_hints(owner).items()}
 """The type of each setting."""
@@ -277,38 +275,26 @@ def run_of(
         else:
             problems.append(f"{name} must be {type_text(hint)}, got {value_text(given)}.")
     problems.refuse()
-    notes = [] if adapt is None else _adapt(chosen, {*asked})
-    config, wrong = _build(chosen)
-    problems += [problem.named("{}") for problem in wrong]
-    problems.refuse()
-    assert config is not None, "what is refused has a problem"
-    if adapt is not None:
-        for note in notes:
-            adapt(note)
+    if adapt is None:
+        return _build(chosen)
+    notes = _adapt(chosen, {*asked})
+    config = _build(chosen)
+    for note in notes:
+        adapt(note)
     return config
 
 
-def _build(chosen: Mapping[str, Value]) -> tuple[RunConfig | None, list[Problem]]:
-    """The run with these settings, by `section.field`, and what is wrong with them."""
-    wrong: list[Problem] = []
-
-    def attempt(make: Callable[[], Made], section: str = "") -> Made | None:
-        try:
-            return make()
-        except WrongSettings as error:
-            wrong.extend(Problem(tuple(section + name for name in p.fields), p.sentence) for p in error.problems)
-            return None
-
-    sections = {}
+def _build(chosen: Mapping[str, Value]) -> RunConfig:
+    """The run with these settings, by `section.field`. `WrongSettings` names what is wrong in all sections."""
+    sections, wrong = {}, []
     for section, owner in SECTIONS.items():
         own = {name.removeprefix(f"{section}."): chosen[name] for name in chosen if name.startswith(f"{section}.")}
-        sections[section] = attempt(partial(owner, **own), f"{section}.")
-    if wrong:
-        return None, wrong
-    config = attempt(partial(RunConfig, **sections))
-    if config is not None:
-        attempt(lambda: config.eval_lengths, "eval.")
-    return config, wrong
+        try:
+            sections[section] = owner(**own)
+        except WrongSettings as error:
+            wrong += error.inside(section)
+    refuse_settings(wrong)
+    return RunConfig(**sections)
 
 
 def _adapt(chosen: dict[str, Value], named: set[str]) -> list[str]:
@@ -322,7 +308,11 @@ def _adapt(chosen: dict[str, Value], named: set[str]) -> list[str]:
     chosen |= added
     causes = (named & {"model.kind", "train.mem_len"}) | set(added)
     while causes:
-        fields = [name for problem in _build(chosen)[1] if causes & {*problem.fields} for name in problem.fields]
+        try:
+            _build(chosen)
+            break
+        except WrongSettings as error:
+            fields = [name for each in error.problems if causes & {*each.fields} for name in each.fields]
         removed = [name for name in dict.fromkeys(fields) if name in chosen and name not in named | causes]
         if "model.kind" not in named:  # a memory changes other lengths alone
             removed = [name for name in removed if name.endswith("_len")]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from .problems import Checked, Problem, out_of_bounds
+from .problems import Checked, Problem, WrongSettings, out_of_bounds
 from .shape import ATTENTION, KINDS, TransformerXLConfig, needs, of_other_kinds
 
 _LONGEST, _HIGHEST = 1 << 31, 1e30
@@ -299,6 +299,10 @@ class RunConfig(Checked):
             if self.model.base_kind == "al-rfou" and width > self.model.positions:
                 sentence = f"{{}} must be at most {{}} = {self.model.positions}, {{}} included, got {width}. Lower it."
                 yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
+        try:
+            _ = self.eval_lengths
+        except WrongSettings as error:
+            yield from error.inside("eval")
 
     def _problems_of_ngrams(self) -> Iterator[Problem]:
         for name in ("ngrams", "matches") if self.train.parallel == "fsdp" else ():

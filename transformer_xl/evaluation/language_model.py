@@ -79,9 +79,7 @@ class LanguageModel(LoadedModel):
             lengths = {"context_len": 0} | lengths
         off = {name: None for name in ("clamp_len", "attn_len") if lengths.get(name, 0) is None}
         train, scored = replace(self.config.train, **off), replace(self.config.eval, **lengths)
-        found = self._replace(config=replace(self.config, train=train, eval=scored))
-        _ = found.config.eval_lengths  # refuses impossible ones
-        return found
+        return self._replace(config=replace(self.config, train=train, eval=scored))
 
     @overload
     def score(self, text: str | bytes, context: Context | None = None) -> ScoredTokens: ...
