@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,14 +39,14 @@ def check_alike(config: RunConfig, corpus: Corpus, run: Run, ranks: Ranks) -> No
     corpus_alone = replace(config.corpus, name="", vocab="")  # paths may differ
     settings = replace(config, corpus=corpus_alone, train=replace(config.train, backend="auto", device="auto"))
     texts = {name: split.sha256 for name, split in corpus.header.splits.items()}
-    sums = b"" if run.latest is None else _content(run.latest / SEAL)
+    sums = None if run.latest is None else _content(run.latest / SEAL)
     held = {
         "settings": asdict(settings),
         "texts": [texts, corpus.vocab.fingerprint],
-        "checkpoints": [run.step, sums.hex()],
+        "checkpoints": [run.step, sums],
     }
     for what, content in held.items():
-        first, *others = ranks.gather(_digest(digest_of_json(content).encode()))
+        first, *others = ranks.gather(_digest(content))
         if not all(torch.equal(first, other) for other in others):
             raise Mistake(
                 f"All ranks must have the same {what}, and theirs differ. Start one command on all machines, let them "
@@ -69,9 +68,9 @@ def check_folder(run: Run, ranks: Ranks) -> None:
         time.sleep(1)
 
 
-def _content(file: Path) -> bytes:
-    return file.read_bytes() if file.exists() else b""
+def _content(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else None
 
 
-def _digest(content: bytes) -> UInt8[Tensor, " N"]:
-    return torch.frombuffer(bytearray(hashlib.sha256(content).digest()), dtype=torch.uint8)
+def _digest(content: object) -> UInt8[Tensor, " N"]:
+    return torch.frombuffer(bytearray.fromhex(digest_of_json(content)), dtype=torch.uint8)

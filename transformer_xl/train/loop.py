@@ -371,9 +371,7 @@ def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
     numbers, hangup = [signal.SIGTERM, signal.SIGINT], getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
     if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
         numbers.append(hangup)
-    if current_thread() is not main_thread():
-        numbers = []
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in numbers if current_thread() is main_thread()}
     previous = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
 
     def receive(number: int, _frame: object) -> None:
