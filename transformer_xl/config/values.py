@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from ..mistake import join_words
@@ -35,10 +36,8 @@ def _from_word(word: str, hint: Hint) -> Value:
         return word.lower() == "true"
     for kind in (int, float):
         if kind in kinds:
-            try:
+            with suppress(ValueError):
                 return kind(word)
-            except ValueError:
-                continue
     return word
 
 
@@ -68,8 +67,7 @@ def fits(value: Value, hint: Hint) -> bool:
 def as_float(value: Value, hint: Hint) -> Value:
     """The value, as a float if the type is float, so a config that is written and read again is equal."""
     if isinstance(value, tuple):
-        items = get_args(hint)
-        return tuple(as_float(item, items[0]) for item in value)
+        return tuple(as_float(item, get_args(hint)[0]) for item in value)
     return float(value) if float in alternatives(hint) and value is not None else value
 
 

@@ -38,7 +38,7 @@ def save_checkpoint(
     vocab: Vocab,
     config: RunConfig,
     training: TrainingState | None = None,
-    step: int | None = None,
+    step: int = 0,
     valid_loss: float | None = None,
     keep: int | None = None,
     report: Sequence[str] = (),
@@ -49,7 +49,7 @@ def save_checkpoint(
         folder: the folder to write; `Run.checkpoint` names those of a run.
         model: a `TransformerXL`, whose config is stored as `config.model`, or the result of `weights(model)`.
         training: the state for resuming; None if the checkpoint is not for resuming.
-        step: number of training steps of the weights; by default the one in `training`.
+        step: number of training steps of the weights; `training` has its own.
         valid_loss: mean nats per target on the validation split after this step; `Run.best` compares it.
         keep: afterwards keep only the last `keep` checkpoints of the run and the best one; None keeps all.
         report: sentences about the origin of the weights.
@@ -62,8 +62,7 @@ def save_checkpoint(
     if isinstance(model, nn.Module):
         check_rebuilt(model)
         model, config = parts.weights(model), replace(config, model=model.config)
-    if step is None:
-        step = training.step if training else 0
+    step = training.step if training else step
     header = {"format": parts.FORMAT, "version": parts.VERSION, "step": step, "valid_loss": finite(valid_loss)}
     header |= {"report": list(report)} if report else {}
     with whole_folder(folder) as unfinished:

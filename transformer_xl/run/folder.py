@@ -111,7 +111,6 @@ class Run:
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the last `keep` and the best one of the last two ways to measure the loss."""
-        assert keep >= 1, f"prune must keep at least one checkpoint, got keep={keep}"
         # A damaged one must not stop a run.
         kept = {*self.checkpoints()[-keep:], *self._lowest(_header_if_sound)[:2]}
         for path in self.checkpoints():
@@ -122,8 +121,7 @@ class Run:
         """Remove what killed processes left, and prune as after a save."""
         for folder in (self.path, self.path / "checkpoints"):
             files.remove_unfinished(folder)
-        if self.latest is not None:
-            self.prune(keep)
+        self.prune(keep)
 
     def put_damaged_aside(self) -> None:
         """Rename damaged checkpoints, so the last sound one is the last, and log a sentence about each.

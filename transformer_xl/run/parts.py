@@ -116,18 +116,15 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
     names = first_names(state)
     stored = {names.get(name, name): value for name, value in stored.items()}
     wanted = {name: state[name] for name in names.values()}
-    faults: dict[str, list[str]] = {"missing": [], "unexpected": [], "wrong shape": [], "wrong type": []}
-    for name, value in wanted.items():
-        given = stored.get(name)
-        if given is None:
-            faults["missing"].append(name)
-            continue
-        if given.shape != value.shape:
-            sizes = f"{dimensions(given.shape)} in the file and {dimensions(value.shape)} in the model"
-            faults["wrong shape"].append(f"{name} is {sizes}")
-        if given.dtype not in WEIGHT_TYPES:
-            faults["wrong type"].append(f"{name} is {str(given.dtype).removeprefix('torch.')}")
-    faults["unexpected"] = [name for name in stored if name not in wanted]
+    found = {name: (stored[name], value) for name, value in wanted.items() if name in stored}
+    shapes = {name: (dimensions(given.shape), dimensions(own.shape)) for name, (given, own) in found.items()}
+    types = {name: given.dtype for name, (given, _) in found.items() if given.dtype not in WEIGHT_TYPES}
+    faults = {
+        "missing": [name for name in wanted if name not in stored],
+        "unexpected": [name for name in stored if name not in wanted],
+        "wrong shape": [f"{name} is {a} in the file and {b} in the model" for name, (a, b) in shapes.items() if a != b],
+        "wrong type": [f"{name} is {str(dtype).removeprefix('torch.')}" for name, dtype in types.items()],
+    }
     problems = [f"{kind}: {listing(names)}" for kind, names in faults.items() if names]
     if problems:
         raise Mistake(f"{source} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")

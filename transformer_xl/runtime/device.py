@@ -36,8 +36,6 @@ def resolve_device(device: str) -> torch.device:
 def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
     """The precision of matrix products, and the reason."""
     if precision != "auto":
-        if precision not in PRECISIONS:
-            raise Mistake(f"precision must be auto, fp32, bf16 or fp16, got {precision!r}.")
         return precision, "as the settings say"
     if device.type == "cuda":
         fast = card_has_bf16(device)

@@ -291,10 +291,10 @@ class Trainer:
         scalars: dict[str, Any] = {"seconds": self.seconds, "skipped": self.skipped, "pace": asdict(self.pace)}
         scalars["scale"] = asdict(self.scale)
         tensors: dict[str, Tensor] = {}
-        more = {"valid": self.memory.valid, "tokens": self.memory.tokens}
-        named = {str(i): layer for i, layer in enumerate(self.memory.layers)}
-        for name, part in (named | {name: value for name, value in more.items() if value is not None}).items():
-            tensors[f"memory.{name}"] = torch.cat(self.ranks.gather(part)).cpu()
+        layers = {str(i): layer for i, layer in enumerate(self.memory.layers)}
+        for name, part in {**layers, "valid": self.memory.valid, "tokens": self.memory.tokens}.items():
+            if part is not None:
+                tensors[f"memory.{name}"] = torch.cat(self.ranks.gather(part)).cpu()
         moments = {weight: kinds for optimizer in self.optimizers for weight, kinds in optimizer.state.items()}
         for name, weight in self.model.named_parameters():
             state = {f"optimizer.{name}.{kind}": value for kind, value in moments.get(weight, {}).items()}
