@@ -113,7 +113,7 @@ def test_settings_of_the_text_reach_the_loader_and_validation(corpus, tmp_path):
         {"optimizer": "muon", "momentum": 0.9},
         {"optimizer": "sgd", "momentum": 0.5},
         AWD,
-        {"shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31, matches=(2,), match_window=9)},
+        {"shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31, matches=(2,), match_window=9, document_end=100)},
         {"tgt_len": 6, "mem_len": 8, "short_share": 0.75, "shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31)},
         {"tgt_len": 6, "mem_len": 8, "short_share": 5 / 8},
         {"precision": "fp16"},
@@ -149,7 +149,7 @@ def _interrupted(
     handle = model.backbone.layers[0].register_forward_hook(send)
     assert not fit(model, corpus, config, folder)
     handle.remove()
-    assert load_training(Run(folder).latest).step == after
+    assert load_training(Run(folder).latest).step == read_header(Run(folder).latest)["step"] == after
 
 
 def interrupt(*_: object, **__: object) -> None:
