@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -92,18 +92,19 @@ class Run:
         Raises:
             ValueError, FileNotFoundError: a checkpoint is damaged and could be the best.
         """
-        return next(iter(self._lowest(read_header)), None)
+        return next(iter(self._lowest(strict=True)), None)
 
-    def _lowest(self, header_of: Callable[[Path], dict[str, Any]]) -> list[Path]:
-        """The checkpoint with the lowest loss of each way to measure it, that of the last one first."""
+    def _lowest(self, *, strict: bool) -> list[Path]:
+        """The checkpoint with the lowest loss of each way to measure it, that of the last one first. Damaged ones are
+        left out, or with `strict` raise."""
         lowest: dict[str, tuple[float, Path]] = {}
         for path in reversed(self.checkpoints()):
             try:
-                header = header_of(path)
-            except FileNotFoundError:
-                if path.exists():
+                header = read_header(path)
+            except (ValueError, FileNotFoundError):
+                if strict and path.exists():  # otherwise training has pruned it since
                     raise
-                continue  # training has pruned it since
+                continue
             loss, how = header.get("valid_loss"), _validation(header)
             if isinstance(loss, int | float) and (how not in lowest or loss < lowest[how][0]):
                 lowest[how] = loss, path
@@ -112,7 +113,7 @@ class Run:
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the last `keep` and the best one of the last two ways to measure the loss."""
         # A damaged one must not stop a run.
-        kept = {*self.checkpoints()[-keep:], *self._lowest(_header_if_sound)[:2]}
+        kept = {*self.checkpoints()[-keep:], *self._lowest(strict=False)[:2]}
         for path in self.checkpoints():
             if path not in kept:
                 files.remove_folder(path)
@@ -232,12 +233,6 @@ class Run:
             again = again if last is not None else "It saved no checkpoint: start it again by txl train --resume auto"
             advice = f"{again}, or choose" if began else "Choose"
             raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
-
-
-def _header_if_sound(folder: Path) -> dict[str, Any]:
-    with suppress(ValueError, FileNotFoundError):
-        return read_header(folder)
-    return {}
 
 
 def _validation(header: dict[str, Any]) -> str:
