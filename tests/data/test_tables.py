@@ -156,7 +156,7 @@ def test_a_column_that_is_none_is_refused(tmp_path: Path) -> None:
             opened(file)
         with pytest.raises(Mistake, match=r'must have a column of texts "n"; its columns are .*, n \(int64\)'):
             opened(file, "n")
-    with pytest.raises(Mistake, match=r"a\.csv cannot be read as a table: .*none"):
+    with pytest.raises(Mistake, match=r"a\.csv cannot be read as .csv: .*none"):
         opened(written("a.csv", tmp_path, two), "none")
     with pytest.raises(Mistake, match=r'line 1, must be a JSON string or an object with a string "none"'):
         opened(written("a.jsonl", tmp_path, two), "none")
@@ -168,7 +168,7 @@ def test_a_cut_table_is_refused(name: str, share: float, tmp_path: Path) -> None
     file = written(name, tmp_path)
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(Mistake, match=r"a\.(parquet|arrow) (is not a sound|cannot be read as a table)") as error:
+    with pytest.raises(Mistake, match=r"a\.(parquet|arrow) cannot be read as ") as error:
         opened(file)
     assert "\n" not in str(error.value)
 

@@ -18,7 +18,6 @@ import json
 import struct
 import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from ..mistake import Mistake, shortened
-from ..runtime.files import digest_of, plain_file, read_table, unpack_limit
+from ..runtime.files import digest_of, plain_file, read_errors, read_table, unpack_limit
 from .reading import LONGEST, Span, Text, lines_of
 
 SUFFIXES = (".npy", ".npz", ".bin", ".json", ".jsonl")
@@ -36,8 +35,8 @@ MOST_IDS = 1 << 20
 """Limit on the size of a vocabulary: far above those of tokenizers, and far below ids that are no tokens."""
 _BLOCK = 1 << 20
 """Number of ids to read at a time."""
-_DAMAGE = (ValueError, TypeError, OverflowError, EOFError, RecursionError, MemoryError, zipfile.BadZipFile)
-_DAMAGE += (SyntaxError, tokenize.TokenError, struct.error, NotImplementedError, zlib.error)
+_DAMAGE = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, zipfile.BadZipFile)
+_DAMAGE += (SyntaxError, tokenize.TokenError, struct.error, NotImplementedError)
 """What NumPy raises for a damaged file; it reads a header as Python."""
 _LLM_C = {20240520: "<u2", 20240801: "<u4"}
 """The first number of a file of llm.c, and the type of its ids after 1,024 bytes
@@ -92,15 +91,8 @@ def _read(file: Path, size: int, _: object) -> Ids:
         return _read_bin(file, size)
     if file.suffix in (".json", ".jsonl"):
         return _of_lists(file)
-    try:
+    with read_errors(file, "Save its integers again.", *_DAMAGE):
         ids = _read_npz(file) if file.suffix == ".npz" else np.lib.format.open_memmap(file, mode="r")
-    except Mistake:
-        raise
-    except _DAMAGE as error:
-        reason = shortened(str(error)).rstrip(".") or type(error).__name__
-        raise Mistake(
-            f"{file} must be a {file.suffix} file of integers, and is not sound: {reason}. Save it again."
-        ) from error
     if isinstance(ids, np.memmap) and ids.offset + ids.nbytes != size:
         more = size - ids.offset - ids.nbytes
         raise Mistake(f"{file} must end with its array, and has {more:,} bytes more. Save the ids as one array.")

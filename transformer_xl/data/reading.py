@@ -12,15 +12,13 @@ import json
 import lzma
 import os
 import sys
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..mistake import Mistake, printable
-from ..runtime.files import check_unpacked, plain_file
+from ..mistake import Mistake
+from ..runtime.files import check_unpacked, plain_file, read_errors
 from .bpe import last_cut
 from .tables import is_table, row_texts
 from .vocab import Unit
@@ -40,8 +38,6 @@ class Span:
 Text = bytes | Span
 """A text in memory, or in a file."""
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
-DAMAGE = (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile)
-"""Errors that damaged files raise, besides an `OSError` without `errno`."""
 _PIECE = 1 << 18
 """Number of bytes to read at a time. A piece and its ids then fit into the processor's cache."""
 _SHORT = 1 << 14
@@ -65,20 +61,6 @@ def open_file(path: Path) -> io.BufferedIOBase:
 def read_file(path: Path) -> bytes:
     """The content of a file, decompressed as in `open_file`. Errors name the file and the reason."""
     return b"".join(chunks(Span(path)))
-
-
-@contextmanager
-def read_errors(path: Path) -> Iterator[None]:
-    """Turn an error of reading into a sentence that names the file and the reason."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"There is no file {printable(str(path))}.") from error
-    except (*DAMAGE, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise Mistake(f"{path} is not a sound {path.suffix} file: {reason}. Download it again.") from error
 
 
 def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:

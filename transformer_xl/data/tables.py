@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..mistake import Mistake, printable, shortened
-from ..runtime.files import check_unpacked, plain_file
+from ..mistake import Mistake, printable
+from ..runtime.files import check_unpacked, plain_file, read_errors
 
 BINARY, PLAIN = (".parquet", ".arrow"), (".csv", ".tsv")
 """Tables by their names. Plain ones may also be read as text, so they are tables only where a column is named."""
@@ -33,7 +32,8 @@ def row_texts(file: Path, column: str, start: int = 0, end: int | None = None) -
     Raises:
         Mistake: the file is damaged, or has no such column of texts.
     """
-    with _sound(file):
+    advice = "Write it again, or name another column."
+    with read_errors(file, advice, ValueError, KeyError, NotImplementedError):
         batches, size = _batches(plain_file(file), column), 0
         parts = (batch.slice(first, _ROWS) for batch in batches for first in range(0, len(batch), _ROWS))
         for text in islice((text for part in parts for text in part.to_pylist()), start, end):
@@ -79,15 +79,3 @@ def _column_of(file: Path, schema: Any, column: str) -> str:
         one = " Name one by --corpus.column in training, or rename it." if texts else " Write the texts into one."
         raise Mistake(f"{file} must have {asked}; its columns are {found}.{one}")
     return name
-
-
-@contextmanager
-def _sound(file: Path) -> Iterator[None]:
-    """Turn pyarrow's errors into a sentence."""
-    try:
-        yield
-    except (ValueError, KeyError, NotImplementedError, OSError) as error:
-        if isinstance(error, Mistake) or getattr(error, "errno", None) is not None:
-            raise
-        reason = shortened(printable(str(error).strip('"').partition("\n")[0]).rstrip("."))
-        raise Mistake(f"{file} cannot be read as a table: {reason}. Write it again, or name another column.") from error

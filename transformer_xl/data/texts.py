@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..mistake import Mistake, listing, printable
-from ..runtime.files import digest_of
+from ..runtime.files import digest_of, read_errors
 from .bpe import next_character
 from .header import SPLITS, WHOLE
 from .ids import SUFFIXES, read_ids
-from .reading import WHITE, Span, chunks, documents, has_documents, is_jsonl, lines_of, open_file, parts, read_errors
+from .reading import WHITE, Span, chunks, documents, has_documents, is_jsonl, lines_of, open_file, parts
 from .tables import is_table, row_texts
 from .vocab import Unit
 

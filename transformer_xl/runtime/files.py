@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import errno
 import glob
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import shutil
 import sys
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PureWindowsPath
@@ -20,7 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..mistake import Mistake, shortened
+from ..mistake import Mistake, printable, shortened
 
 UNFINISHED = ".tmp-"
 """The prefix of every half-written file and folder; `remove_unfinished` removes what killed processes left."""
@@ -85,6 +88,26 @@ def plain_file(path: Path) -> Path:
     if not path.is_file() and path.exists():  # in this order a file is looked up once
         raise Mistake(f"{path} must be a file, and is a folder, a pipe or a device. Save its content in a file first.")
     return path
+
+
+DAMAGE = (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile)
+"""Errors that damaged files raise, besides an `OSError` without `errno`."""
+
+
+@contextmanager
+def read_errors(path: Path, advice: str = "Download it again.", *more: type[Exception]) -> Iterator[None]:
+    """Turn an error of reading, which may be one of `more`, into a sentence that names the file and the reason."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"There is no file {printable(str(path))}.") from error
+    except (*DAMAGE, *more, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
+        reason = shortened(str(error).strip('"').partition("\n")[0].rstrip(".")) or type(error).__name__
+        raise Mistake(f"{path} cannot be read as {path.suffix}: {reason}. {advice}") from error
 
 
 UNPACKED, RATIO = 1 << 30, 100

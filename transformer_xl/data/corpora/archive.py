@@ -16,8 +16,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...mistake import Mistake, shortened
-from ...runtime.files import UNFINISHED, explain_write_error, remove_unfinished, unpack_limit, wait_for
-from ..reading import DAMAGE, read_errors
+from ...runtime.files import (
+    DAMAGE,
+    UNFINISHED,
+    explain_write_error,
+    read_errors,
+    remove_unfinished,
+    unpack_limit,
+    wait_for,
+)
 
 Unpack = Callable[[Path, Path, int], None]
 """Unpacks an archive into a folder, at most a number of bytes."""

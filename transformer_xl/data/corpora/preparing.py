@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ... import __version__
 from ...mistake import Mistake, listing
-from ...runtime.files import explain_write_error, wait_for
+from ...runtime.files import explain_write_error, read_errors, wait_for
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
 from ..header import SPLITS, Header
-from ..reading import OPENERS, Span, Text, expand_home, open_file, pieces, read_errors, read_file
+from ..reading import OPENERS, Span, Text, expand_home, open_file, pieces, read_file
 from ..vocab import Newlines, Vocab
 from .archive import unpack_if_archive
 from .published import DATASETS, Dataset, DownloadSource, Protocol
