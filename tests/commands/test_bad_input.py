@@ -33,9 +33,8 @@ from transformer_xl.commands.main import COMMANDS, command_class, main, users_se
 from transformer_xl.commands.recl import Recl
 from transformer_xl.config.recipe import TYPES, load_recipe
 from transformer_xl.config.settings import CorpusConfig, RunConfig, TransformerXLConfig
-from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.corpus import Corpus, Header
 from transformer_xl.data.datasets import open_corpus
-from transformer_xl.data.header import Header
 from transformer_xl.data.reading import Span, pieces, read_file, read_text
 from transformer_xl.data.vocab import Unit, Vocab
 from transformer_xl.model.baselines import build_model

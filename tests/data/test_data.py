@@ -34,9 +34,8 @@ from transformer_xl.data import reading
 from transformer_xl.data.bpe import train_bpe
 from transformer_xl.data.corpora.preparing import prepare
 from transformer_xl.data.corpora.published import DATASETS, Dataset, DownloadSource, Protocol, SplitCounts, _protocol
-from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.corpus import SPLITS, Corpus
 from transformer_xl.data.datasets import open_corpus
-from transformer_xl.data.header import SPLITS
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.subwords import Subwords
 from transformer_xl.data.texts import read_splits

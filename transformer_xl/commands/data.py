@@ -52,8 +52,8 @@ class Data:
 def list_corpora(*, as_json: bool) -> None:
     """Print a row for each published corpus, and for each store with other words or line ends."""
     from ..data.corpora.published import DATASETS
+    from ..data.corpus import SPLITS
     from ..data.datasets import store_folder
-    from ..data.header import SPLITS
 
     folder = store_folder("x").parent
     others = sorted(file.parent.name for file in folder.glob("*/corpus.json") if file.parent.name not in DATASETS)
@@ -75,7 +75,7 @@ def list_corpora(*, as_json: bool) -> None:
 def corpus_facts(name: str, store: Path) -> dict[str, Any]:
     """The facts of a published corpus, or of its store if it is prepared. A number that is not published is None."""
     from ..data.corpora.published import DATASETS
-    from ..data.header import SPLITS, Header
+    from ..data.corpus import SPLITS, Header
 
     header, prepared, published = None, "no", DATASETS.get(name)
     if (store / "corpus.json").exists():

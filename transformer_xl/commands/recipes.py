@@ -38,8 +38,8 @@ class Recipes:
 
 def recipe_facts(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """The facts about a recipe. None: not known."""
+    from ..data.corpus import Header
     from ..data.datasets import store_of
-    from ..data.header import Header
     from ..model.baselines import count_parameters
 
     config = recipes.load_recipe(name)

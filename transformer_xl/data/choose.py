@@ -15,8 +15,8 @@ from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_over
 from ..config.settings import CorpusConfig
 from ..mistake import Mistake, listing
 from .corpora.published import DATASETS
+from .corpus import Header
 from .datasets import inherited, missing_corpus, open_corpus, store_of
-from .header import Header
 from .reading import expand_home
 from .vocab import Vocab, units_of
 

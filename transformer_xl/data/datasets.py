@@ -18,8 +18,7 @@ from ..mistake import Mistake, did_you_mean
 from ..runtime.files import digest_of_json, plain_file
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
-from .corpus import Corpus
-from .header import VERSION
+from .corpus import VERSION, Corpus
 from .ids import MOST_IDS, largest_id
 from .reading import expand_home, pieces, read_file
 from .texts import read_splits

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..mistake import Mistake, listing, printable
 from ..runtime.files import digest_of, read_errors
 from .bpe import next_character
-from .header import SPLITS, WHOLE
+from .corpus import SPLITS, WHOLE
 from .ids import SUFFIXES, read_ids
 from .reading import WHITE, Span, chunks, documents, has_documents, is_jsonl, lines_of, open_file, parts
 from .tables import is_table, row_texts

@@ -16,9 +16,8 @@ from ..config.problems import OPTION, Problems
 from ..config.recipe import text_name
 from ..config.settings import LENGTHS, LENGTHS_OF_KINDS, Lengths, RunConfig
 from ..data.corpora.published import DATASETS
-from ..data.corpus import Corpus, Split
+from ..data.corpus import WHOLE, Corpus, Split
 from ..data.datasets import open_corpus, store_of
-from ..data.header import WHOLE
 from ..data.vocab import Vocab
 from ..mistake import Mistake, printable
 from ..ops.choice import build_native

@@ -16,15 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...mistake import Mistake, shortened
-from ...runtime.files import (
-    DAMAGE,
-    UNFINISHED,
-    explain_write_error,
-    read_errors,
-    remove_unfinished,
-    unpack_limit,
-    wait_for,
-)
+from ...runtime import files
 
 Unpack = Callable[[Path, Path, int], None]
 """Unpacks an archive into a folder, at most a number of bytes."""
@@ -35,7 +27,7 @@ _DOCUMENT = {"[Content_Types].xml", "mimetype"}
 """Members of a .docx or .xlsx, and of an .odt or .epub."""
 _MEMBERS = 1 << 15
 """Maximum number of files and folders in an archive."""
-_DAMAGE = (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, struct.error, RuntimeError, OSError, ValueError)
+_DAMAGE = (*files.DAMAGE, zipfile.BadZipFile, tarfile.TarError, struct.error, RuntimeError, OSError, ValueError)
 """The errors that the standard library raises for an archive that is damaged or encrypted."""
 _NAMES = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
 """Errors of writing a file whose cause is its name."""
@@ -67,10 +59,10 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
         yield path
         return
     name = path.name[-48:]  # names have at most 255 bytes
-    with wait_for(home / f".{name}.lock", f"unpacking {path}"):
-        remove_unfinished(home, name)  # left by a process that was killed
-        with explain_write_error(home):
-            temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{name}-", dir=home)
+    with files.wait_for(home / f".{name}.lock", f"unpacking {path}"):
+        files.remove_unfinished(home, name)  # left by a process that was killed
+        with files.explain_write_error(home):
+            temporary = TemporaryDirectory(prefix=f"{files.UNFINISHED}{name}-", dir=home)
         with temporary as folder:
             inside = Path(folder) / path.name  # errors about a file in it then name the archive
             _unpack(path, inside, unpack)
@@ -82,14 +74,14 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
 
 def _unpacker(path: Path) -> Unpack | None:
     """The function that unpacks a file: a zip, or a tar, compressed or plain; None for any other file."""
-    with read_errors(path):
+    with files.read_errors(path):
         with path.open("rb") as file:
             if file.read(4) in _ZIP:
                 return _unpack_zip
         try:
             with _open_tar(path) as opened:
                 return None if opened.next() is None else _unpack_tar
-        except (tarfile.TarError, *DAMAGE):
+        except (tarfile.TarError, *files.DAMAGE):
             return None
 
 
@@ -104,9 +96,9 @@ def _open_tar(path: Path) -> tarfile.TarFile:
 def _unpack(archive: Path, folder: Path, unpack: Unpack) -> None:
     """Unpack the plain files of an archive. Nothing is written outside of `folder`."""
     try:
-        with explain_write_error(folder):
+        with files.explain_write_error(folder):
             folder.mkdir()
-            unpack(archive, folder, unpack_limit(archive))
+            unpack(archive, folder, files.unpack_limit(archive))
     except _DAMAGE as error:
         number = getattr(error, "errno", None)
         if isinstance(error, Mistake) or (number is not None and number not in _NAMES):

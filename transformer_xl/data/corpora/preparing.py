@@ -15,9 +15,8 @@ from pathlib import Path
 from ... import __version__
 from ...mistake import Mistake, listing
 from ...runtime.files import explain_write_error, read_errors, wait_for
-from ..corpus import Corpus
+from ..corpus import SPLITS, Corpus, Header
 from ..datasets import cache_folder, dataset_of, store_folder
-from ..header import SPLITS, Header
 from ..reading import OPENERS, Span, Text, expand_home, open_file, pieces, read_file
 from ..vocab import Newlines, Vocab
 from .archive import unpack_if_archive

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from ..header import SPLITS
+from ..corpus import SPLITS
 from ..vocab import Newlines, Unit
 
 
