@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.config.settings import CorpusConfig
-from transformer_xl.data import bpe, reading
-from transformer_xl.data.bpe import renumber, train_bpe
-from transformer_xl.data.subwords import Subwords
+from transformer_xl.data import reading, subwords
+from transformer_xl.data.subwords import Subwords, renumber, train_bpe
 from transformer_xl.mistake import Mistake
 
 TEXT = "The cat's hat sat, and the hat isn't that cat's.\n\nA rat sat there \n  that the cat ate.\n\u00e9t\u00e9 \u4e2d"
@@ -57,17 +56,17 @@ texts = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(words, max_
 @given(text=texts | st.text("\u4e2d\u00e9 a", min_size=20), size=st.integers(1, 60), pairs=pairs)
 def test_a_text_without_borders_is_cut_in_the_same_places_however_it_is_read(text, size, pairs) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bpe, "_SLICE", 5)
-        whole = list(bpe.slices(raw := text.encode()))
-        assert "".join(whole) == text and all(whole) and max((len(each.encode()) for each in whole), default=0) < 9
+        patch.setattr(subwords, "_SLICE", 5)
+        whole = list(subwords._slices(raw := text.encode()))
+        assert "".join(whole) == text and (all(whole) or not text)
+        assert max(len(each.encode()) for each in whole) < 9
         ids = [pairs.encode(piece.decode()) for piece in reading.pieces(raw, "bpe", size)]
         np.testing.assert_array_equal(np.concatenate([*ids, []]), pairs.encode(text))
 
 
-def test_borders_are_between_words() -> None:
-    text = "a  b\n c, d \u00e9 e f1 2".encode()
-    positions = sorted({bpe._last_border(text, 0, end) for end in range(len(text))} - {0})
-    assert [text[i - 1 : i + 2] for i in positions] == [b", d", b"e f"]
+def test_a_text_is_cut_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subwords, "_SLICE", 9)
+    assert list(subwords._slices("a  b\n c, d \u00e9 e f1 2".encode())) == ["a  b\n c,", " d \u00e9 e", " f1 2"]
 
 
 @given(seed=st.integers(0, 99), text=texts, name=st.sampled_from(list(PAIRS)))
@@ -89,15 +88,15 @@ def test_training_is_reproducible_and_stops_if_the_text_has_no_more_pairs() -> N
 
 def test_pairs_of_text_without_borders_are_counted_in_equal_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library keeps each such part, so their number may not grow with the text."""
-    monkeypatch.setattr(bpe, "_PARTS", 50)
+    monkeypatch.setattr(subwords, "_PARTS", 50)
     texts = ["".join(chr(0x4E00 + 1000 * which + n % 900) for n in range(200_000)) for which in range(3)]
-    kept = list(bpe._for_pairs(texts))
-    assert 25 <= len(kept) <= 54 and sum(len(part) > bpe._WORD for part in kept) <= 3, "the ends of the texts"
+    kept = list(subwords._for_pairs(texts))
+    assert 25 <= len(kept) <= 54 and sum(len(part) > subwords._WORD for part in kept) <= 3, "the ends of the texts"
     assert [sum(part in text for part in kept) >= 8 for text in texts] == [True] * 3, "from all over the text"
     russian = "\u0441\u043b\u043e\u0432\u0430 " * 90_000
-    assert "".join(bpe._for_pairs([russian])) == russian, "words are not long"
+    assert "".join(subwords._for_pairs([russian])) == russian, "words are not long"
     words = "some words " * 9000
-    assert "".join(bpe._for_pairs([words])) == words, "nothing of a text with borders is left out"
+    assert "".join(subwords._for_pairs([words])) == words, "nothing of a text with borders is left out"
 
 
 def test_a_pattern_that_explodes_is_a_sentence() -> None:

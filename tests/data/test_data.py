@@ -31,13 +31,12 @@ from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data import reading
-from transformer_xl.data.bpe import train_bpe
 from transformer_xl.data.corpora.preparing import prepare
 from transformer_xl.data.corpora.published import DATASETS, Dataset, DownloadSource, Protocol, SplitCounts, _protocol
 from transformer_xl.data.corpus import SPLITS, Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
-from transformer_xl.data.subwords import Subwords
+from transformer_xl.data.subwords import Subwords, train_bpe
 from transformer_xl.data.texts import read_splits
 from transformer_xl.data.vocab import EOS, UNK, Newlines, Vocab
 from transformer_xl.mistake import Mistake

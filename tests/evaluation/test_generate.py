@@ -14,7 +14,7 @@ from small_models import small_model
 from table_model import TableModel
 
 from transformer_xl.config.settings import Lengths
-from transformer_xl.data.bpe import train_bpe
+from transformer_xl.data.subwords import train_bpe
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import (
     Sampling,

@@ -10,7 +10,7 @@ from amount import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data.bpe import train_bpe
+from transformer_xl.data.subwords import train_bpe
 from transformer_xl.data.vocab import Vocab
 
 transformers = pytest.importorskip("transformers", minversion="5")

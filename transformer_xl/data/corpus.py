@@ -23,9 +23,9 @@ from jaxtyping import Integer
 from ..config.settings import CorpusConfig
 from ..mistake import Mistake
 from ..runtime import files
-from .bpe import renumber, train_bpe
 from .ids import document_starts, id_blocks, read_ids
 from .reading import Span, Text, documents, pieces
+from .subwords import renumber, train_bpe
 from .vocab import Newlines, Unit, Vocab
 
 SPLITS = ("train", "valid", "test")

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from ..mistake import Mistake
 from ..runtime.files import check_unpacked, plain_file, read_errors
-from .bpe import last_cut
+from .subwords import cuts
 from .tables import is_table, row_texts
 from .vocab import Unit
 
@@ -170,7 +170,7 @@ def _last_border(text: bytearray, unit: Unit | Literal["line"], searched: int) -
     if unit == "word":
         return max(text.rfind(white, searched) for white in WHITE) + 1
     if unit == "bpe":
-        return last_cut(text)
+        return max(cuts(text), default=0)
     end = len(text)
     if unit == "char":
         while end > max(len(text) - 3, 0) and text[end - 1] & 0xC0 == 0x80:

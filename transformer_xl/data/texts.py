@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from ..mistake import Mistake, listing, printable
 from ..runtime.files import digest_of, read_errors
-from .bpe import next_character
 from .corpus import SPLITS, WHOLE
 from .ids import SUFFIXES, read_ids
 from .reading import WHITE, Span, chunks, documents, has_documents, is_jsonl, lines_of, open_file, parts
+from .subwords import next_character
 from .tables import is_table, row_texts
 from .vocab import Unit
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from ...data.bpe import CHARACTERS
+from ...data.subwords import CHARACTERS
 from ...data.vocab import LINE_ENDS, UNK, Vocab
 from .tokenization_transformer_xl import TransformerXLTokenizer
 
