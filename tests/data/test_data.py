@@ -517,7 +517,7 @@ class TestAnyText:
         assert (first.path / "train.bin").stat().st_mtime_ns == written
         file.write_bytes(b"b" * 100)
         assert open_corpus(config).split("train").ids[0] == ord("b")
-        assert open_corpus(CorpusConfig(name=str(file), unit="char")).unit == "char"
+        assert open_corpus(CorpusConfig(name=str(file), unit="char")).vocab.unit == "char"
         assert first.name == "a.txt"
         (tmp_path / "a.log").write_bytes(b"b" * 100)
         again = open_corpus(str(tmp_path / "a.log"))

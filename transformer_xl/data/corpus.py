@@ -133,10 +133,6 @@ class Corpus:
     def name(self) -> str:
         return self.header.name
 
-    @property
-    def unit(self) -> Unit:
-        return self.header.unit
-
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
         """Open the store in folder `path`, whose vocabulary and sizes of files must be those of its header. `split`
@@ -205,9 +201,8 @@ class Corpus:
         Raises:
             ValueError: `vocab` has other tokens.
         """
-        if (vocab.unit, vocab.newlines) != (self.unit, self.header.newlines) or set(vocab.symbols) != set(
-            self.vocab.symbols
-        ):
+        own, other = ((each.unit, each.newlines, {*each.symbols}) for each in (self.vocab, vocab))
+        if own != other:
             raise Mistake(
                 f"The model's vocabulary ({vocab}) is not that of the corpus {self.name} ({self.vocab}). Use a corpus "
                 "prepared as for its training, or give plain text, which is then tokenised with the model's vocabulary."

@@ -19,7 +19,7 @@ from ..runtime.files import digest_of_json, plain_file
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import VERSION, Corpus
-from .ids import MOST_IDS, largest_id
+from .ids import MOST_IDS, id_blocks
 from .reading import expand_home, pieces, read_file
 from .texts import read_splits
 from .vocab import Newlines, Vocab
@@ -166,7 +166,8 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
                 "of a folder, or a line of a .jsonl file. Leave it out."
             )
         if unit == "id" and (vocab is None or extend):
-            size = 1 + largest_id(chain(*texts.splits.values()))
+            blocks = (block for text in chain(*texts.splits.values()) for block in id_blocks(text, MOST_IDS))
+            size = 1 + max(int(block.max()) for block in blocks)
             end = int(config.document_end) if config.document_end.isdecimal() else 0
             if end >= MOST_IDS:
                 raise Mistake(f"corpus.document_end must be below {MOST_IDS:,}, got {end:,}. Name the id of a token.")

@@ -18,7 +18,7 @@ import json
 import struct
 import tokenize
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,10 +64,9 @@ class Ids(NamedTuple):
         return np.append(self.starts if self.starts is not None else np.arange(0), len(self.ids))
 
     def digest(self, file: Path) -> str:
-        """SHA-256 of the file, and what files beside it say: the type of ids, unless it is uint16, and documents."""
-        kind = self.ids.dtype.str if file.suffix == ".bin" and self.ids.dtype != np.dtype("<u2") else ""
-        starts = "" if self.starts is None else hashlib.sha256(np.asarray(self.starts).tobytes()).hexdigest()
-        return " ".join(filter(None, (digest_of(file), kind, starts)))
+        """SHA-256 of the file, and what files beside it say: the type of ids, and documents."""
+        starts = b"" if self.starts is None else np.asarray(self.starts).tobytes()
+        return f"{digest_of(file)} {self.ids.dtype.str} {hashlib.sha256(starts).hexdigest()}"
 
 
 def read_ids(file: Path) -> Ids:
@@ -241,8 +240,3 @@ def id_blocks(text: Span, vocab_size: int, end: int | None = None) -> Iterator[I
             inside = borders[(borders > start) & (borders <= start + len(block))] - start
             block = np.insert(block.astype(np.int64), inside[block[inside - 1] != end], end)
         yield block
-
-
-def largest_id(texts: Iterable[Span]) -> int:
-    """The largest id of some texts. Raises `Mistake` for one above any vocabulary."""
-    return max(int(block.max()) for text in texts for block in id_blocks(text, MOST_IDS))

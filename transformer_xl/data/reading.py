@@ -94,10 +94,14 @@ def parts(text: Text, unit: Unit | Literal["line"], size: int = _PIECE) -> Itera
         yield bytes(left)
 
 
+def plain_name(path: Path) -> str:
+    """The name of a file without .xz, .gz or .bz2."""
+    return path.stem if path.suffix in OPENERS else path.name
+
+
 def is_jsonl(path: Path) -> bool:
     """Whether a file has JSON lines, compressed or plain, by its name."""
-    name = path.stem if path.suffix in OPENERS else path.name
-    return name.lower().endswith(".jsonl")
+    return plain_name(path).lower().endswith(".jsonl")
 
 
 def documents(text: Text) -> Iterator[Text]:

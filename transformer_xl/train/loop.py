@@ -266,7 +266,7 @@ class _Loop:
 
     def _report(self) -> None:
         """Print a line of figures and log it; then count from 0 again."""
-        trainer, unit = self.trainer, self.corpus.unit
+        trainer, unit = self.trainer, self.corpus.vocab.unit
         entry, trainer.pace = trainer.pace.entry(unit), Pace()
         lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
         left = (most - trainer.step) * trainer.seconds / trainer.step

@@ -17,7 +17,7 @@ from ...mistake import Mistake, listing
 from ...runtime.files import explain_write_error, read_errors, wait_for
 from ..corpus import SPLITS, Corpus, Header
 from ..datasets import cache_folder, dataset_of, store_folder
-from ..reading import OPENERS, Span, Text, expand_home, open_file, pieces, read_file
+from ..reading import Span, Text, expand_home, open_file, pieces, plain_name, read_file
 from ..vocab import Newlines, Vocab
 from .archive import unpack_if_archive
 from .published import DATASETS, Dataset, DownloadSource, Protocol
@@ -68,10 +68,9 @@ def _choose_texts(dataset: Dataset, found: Mapping[str, Path]) -> dict[str, list
         text = read_file(next(iter(found.values())))
         return {"train": [text[:first]], "valid": [text[first:second]], "test": [text[second:]]}
     splits = dataset.splits or {split: (file,) for split, file in zip(SPLITS, dataset.files, strict=True)}
-    texts: dict[str, list[Text]] = {split: [Span(found[file]) for file in files] for split, files in splits.items()}
     if dataset.spelling:
-        texts = {split: [dataset.spelling(read_file(found[file])) for file in splits[split]] for split in splits}
-    return texts
+        return {split: [dataset.spelling(read_file(found[file])) for file in splits[split]] for split in splits}
+    return {split: [Span(found[file]) for file in splits[split]] for split in splits}
 
 
 def _verify(path: Path, name: str, published: str) -> None:
@@ -132,14 +131,9 @@ def _files_in(place: Path, names: Sequence[str]) -> dict[str, Path]:
     paths = place.rglob("*") if place.is_dir() else [place]
     found: dict[str, Path] = {}
     for path in sorted(paths, key=lambda path: (len(path.parts), path)):
-        if _plain_name(path) in names and path.is_file():
-            found.setdefault(_plain_name(path), path)
+        if plain_name(path) in names and path.is_file():
+            found.setdefault(plain_name(path), path)
     return found
-
-
-def _plain_name(path: Path) -> str:
-    """The name of a file without .xz, .gz or .bz2."""
-    return path.name.removesuffix(path.suffix) if path.suffix in OPENERS else path.name
 
 
 def download(origins: Sequence[DownloadSource], folder: Path) -> Path:
