@@ -160,18 +160,19 @@ def train_bpe(texts: Iterable[str], size: int, whole: Sequence[str] = ()) -> str
     Each text in `whole` is one token, which never becomes part of a pair. A newline is always a separate token. The
     same texts give the same JSON.
     """
-    tokenizers = _library()
-    byte_level = tokenizers.pre_tokenizers.ByteLevel
-    lines = tokenizers.pre_tokenizers.Split("\n", "isolated")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([lines, byte_level(add_prefix_space=False)])
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=byte_level.alphabet(), special_tokens=list(whole), show_progress=False
-    )
     with _library_errors():
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        lines, pairs = pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines, pairs])
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet, special = pre_tokenizers.ByteLevel.alphabet(), list(whole)
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+        )
         tokenizer.train_from_iterator(_for_pairs(texts), trainer)
-    return tokenizer.to_str()
+        return tokenizer.to_str()
 
 
 def renumber(content: str, order: Sequence[int]) -> str:
@@ -240,29 +241,24 @@ def _for_pairs(texts: Iterable[str]) -> Iterator[str]:
     yield from kept
 
 
-def _library() -> Any:
+def _load_tokenizer(content: str) -> Tokenizer:
+    with _library_errors():
+        from tokenizers import Tokenizer
+
+        json.loads(content, parse_int=_checked_number)
+        return Tokenizer.from_str(content)
+
+
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Turn an error of the library, which may be missing, into a sentence."""
     try:
-        import tokenizers
+        yield
     except ImportError as error:
         raise Mistake(
             "Subwords must have the tokenizers library, which is not installed. "
             "Run `pip install tokenizers`, or choose another unit."
         ) from error
-    return tokenizers
-
-
-def _load_tokenizer(content: str) -> Tokenizer:
-    library = _library()
-    with _library_errors():
-        json.loads(content, parse_int=_checked_number)
-        return library.Tokenizer.from_str(content)
-
-
-@contextmanager
-def _library_errors() -> Iterator[None]:
-    """Turn an error of the library into a sentence."""
-    try:
-        yield
     except BaseException as error:  # the library raises no narrower class, and its panics are not Exceptions
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise

@@ -125,7 +125,8 @@ def _check_unknown(corpus: Corpus) -> None:
         add = "Give" if corpus.vocab.unit == "bpe" else "Add them with --corpus.extend-vocab, or give"
         raise Mistake(
             f"The training split of {corpus.name} must have at most {MOST_UNKNOWN:.0%} of "
-            f"{units_of(corpus.vocab.unit)} that the model of --init does not know, and {share} are unknown. {add} another text."
+            f"{units_of(corpus.vocab.unit)} that the model of --init does not know, and {share} are "
+            f"unknown. {add} another text."
         )
 
 
