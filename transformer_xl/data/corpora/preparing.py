@@ -60,9 +60,15 @@ def _choose_texts(dataset: Dataset, found: Mapping[str, Path]) -> dict[str, list
             f"--source must hold {listing([*dataset.files], 4)}, and lacks {listing(missing, 4)}. Give a whole copy, "
             "leave out --source to download all, or train on the files that there are by --data."
         )
-    for name, digest in dataset.files.items():
-        if digest:
-            _verify(found[name], name, digest)
+    for name, published in dataset.files.items():
+        algorithm, _, digest = published.partition(":")
+        with read_errors(found[name]), open_file(found[name]) as opened:
+            own = hashlib.file_digest(opened, algorithm).hexdigest() if digest else ""  # type: ignore[arg-type]
+        if own != digest:
+            raise Mistake(
+                f"{found[name]} is not the published {name}: its content has {algorithm.upper()} {own}, and must have "
+                f"{digest}. Download it again."
+            )
     if dataset.cuts:
         first, second = dataset.cuts
         text = read_file(next(iter(found.values())))
@@ -71,18 +77,6 @@ def _choose_texts(dataset: Dataset, found: Mapping[str, Path]) -> dict[str, list
     if dataset.spelling:
         return {split: [dataset.spelling(read_file(found[file])) for file in splits[split]] for split in splits}
     return {split: [Span(found[file]) for file in splits[split]] for split in splits}
-
-
-def _verify(path: Path, name: str, published: str) -> None:
-    """Compare the content of a file with its published digest."""
-    algorithm, _, digest = published.partition(":")
-    with read_errors(path), open_file(path) as opened:
-        found = hashlib.file_digest(opened, algorithm).hexdigest()  # type: ignore[arg-type]
-    if found != digest:
-        raise Mistake(
-            f"{path} is not the published {name}: its content has {algorithm.upper()} {found}, and must have {digest}. "
-            "Download it again."
-        )
 
 
 def _check_counts(protocol: Protocol, header: Header) -> None:
