@@ -15,7 +15,7 @@ from small_models import VARIANTS, lengths, small_model, text
 
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.dynamic import Dynamic, DynamicConfig, relative_rms
-from transformer_xl.evaluation.score import Tempered, evaluate
+from transformer_xl.evaluation.score import evaluate
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -164,7 +164,9 @@ def test_a_reset_empties_the_memory_and_keeps_the_weights() -> None:
 
 @each_rule
 def test_sliding_and_tempered_models_can_learn(rule: str) -> None:
-    model, ids = Tempered(Sliding(small_model(), 5, 2), 1.3), text_of(32)
+    inner, ids = small_model(), text_of(32)
+    inner.softmax.temperature = 1.3
+    model = Sliding(inner, 5, 2)
     static, learning = losses(model, ids), losses(dynamic(model, rule), ids)
     torch.testing.assert_close(learning[:, :5], static[:, :5])
     assert ((learning - static)[:, 5:].abs() > 1e-6).all()

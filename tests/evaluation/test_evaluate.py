@@ -23,7 +23,7 @@ from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, Ru
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
-from transformer_xl.evaluation.score import EvalResult, Tempered, evaluate
+from transformer_xl.evaluation.score import EvalResult, evaluate
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.run.checkpoint import save_checkpoint
 
@@ -219,7 +219,6 @@ STATES: dict[str, Any] = {
     "cache": lambda: small_model(),
     "cache of zeros": lambda: small_model(zero_memory=True),
     "windows": lambda: Sliding(small_model(), 4, 2),
-    "tempered": lambda: Tempered(small_model(), 1.3),
     "recurrent": lambda: small_model(kind="lstm"),
 }
 
@@ -242,17 +241,11 @@ def test_a_temperature_applies_to_the_whole_distribution(variant, temperature, m
     with torch.no_grad():
         scores, _ = model.log_probs(ids, None, LENGTHS)
         expected = -(scores / temperature).log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-        nll, memory = Tempered(model, temperature)(ids, targets, None, LENGTHS)
+        model.softmax.temperature = temperature
+        nll, _ = model(ids, targets, None, LENGTHS)
         torch.testing.assert_close(nll, expected.masked_fill(targets < 0, 0))
-        torch.testing.assert_close(memory.layers, model(ids, targets, None, LENGTHS)[1].layers)
-        monkeypatch.setattr("transformer_xl.evaluation.score.MOST_SCORES", 4 * 23)  # four positions at a time
-        torch.testing.assert_close(Tempered(model, temperature)(ids, targets, None, LENGTHS)[0], nll)
-
-
-@pytest.mark.parametrize("temperature", [0.0, math.nan, math.inf])
-def test_an_invalid_temperature_is_refused(temperature):
-    with pytest.raises(ValueError, match=r"temperature must be above 0( and finite)?, got"):
-        Tempered(small_model(), temperature)
+        monkeypatch.setattr("transformer_xl.model.adaptive.MOST_SCORES", 4 * 23)  # four positions at a time
+        torch.testing.assert_close(model(ids, targets, None, LENGTHS)[0], nll)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import torch
 from small_models import lengths, small_backbone, small_model, text, vectors
 
 from transformer_xl import VectorStep
-from transformer_xl.evaluation.score import Tempered
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.memory import Memory
@@ -23,7 +22,7 @@ def wrong_calls() -> dict[str, Callable[[], Any]]:
     model, ids, x = small_model(), text(2, 5), vectors(2, 5)
     backbone, bands = model.backbone, small_model(cutoffs=(5, 11), div_val=2)
     lstm, shallow = small_model(kind="lstm"), small_model(n_layer=2)
-    sliding, tempered = Sliding(model, 4), Tempered(model, 1.5)
+    sliding = Sliding(model, 4)
     memory, state = model(ids, ids, None, CALL)[1], lstm(ids, ids, None, CALL)[1]
     cache, windows = model.empty_cache(2, CALL), sliding.empty_memory(2, lengths(3))
     padded = backbone.empty_memory(2, CALL, torch.tensor([-1, 0]))
@@ -33,14 +32,12 @@ def wrong_calls() -> dict[str, Callable[[], Any]]:
     def step(past: Any = None, of: Any = backbone) -> VectorStep:
         return VectorStep(of, of.empty_memory(2, CALL) if past is None else past, CALL)
 
-    for each in (model, bands, lstm, sliding, tempered):
+    for each in (model, bands, lstm, sliding):
         calls.append(("ids", lambda m=each: m(ids[0], ids[0], None, CALL)))
         for given in (ids.double(), ids + 23, ids - 23):
             calls.append(("ids", lambda m=each, given=given: m(given, ids, None, CALL)))
-        for targets in (ids[:, 1:], ids.double()):
+        for targets in (ids[:, 1:], ids.double(), ids + 23):
             calls.append(("targets", lambda m=each, targets=targets: m(ids, targets, None, CALL)))
-    for each in (model, bands, lstm, sliding):
-        calls.append(("targets", lambda m=each: m(ids, ids + 23, None, CALL)))
     for read in (model.hidden, model.log_probs):
         calls.append(("ids", lambda read=read: read(ids.double(), None, CALL)))
     narrow = Memory(tuple(y[..., 1:] for y in memory.layers))

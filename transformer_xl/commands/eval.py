@@ -82,6 +82,7 @@ class Eval:
         how = problems.attempt(lambda: replace(own, **usual | given), OPTION) or own
         lengths = self._lengths(trained)
         loaded = trained.load()
+        loaded.model.softmax.temperature = self.temperature
         corpus = trained.corpus(loaded.vocab, self.data, self.split)
         split = split_of(corpus, self.split, how.split)
         learned = corpus  # by the model, for its gradients
@@ -155,14 +156,12 @@ class Eval:
     ) -> LoadedModel:
         """`loaded` with a model that reads as asked for. This first measures gradients if they are needed."""
         from ..evaluation.dynamic import Dynamic, relative_rms
-        from ..evaluation.score import Tempered, segments_of
+        from ..evaluation.score import segments_of
         from ..evaluation.sliding import Sliding
 
         model: Any = loaded.model
         if self.sliding is not None:
             model = Sliding(model, lengths.tgt_len, self.sliding)
-        if self.temperature != 1:
-            model = Tempered(model, self.temperature)
         if learning is not None:
             rms = None
             if learning.rule == "rms":

@@ -27,10 +27,10 @@ from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
 from ..ops.call import product_dtype
 from ..runtime.device import autocast, sums_on
-from .score import Scoring, State, Tempered
+from .score import Scoring, State
 from .sliding import Sliding
 
-Model = TransformerXL | Tempered | Sliding
+Model = TransformerXL | Sliding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,24 +14,19 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..config.problems import out_of_bounds, refuse_settings
 from ..config.settings import EvalConfig, Lengths, TransformerXLConfig
 from ..data.corpus import Split
 from ..data.loader import Segment, StreamLoader
 from ..mistake import Mistake
 from ..model.adaptive import AdaptiveSoftmax
-from ..model.modules import as_targets
 from ..run.checkpoint import LoadedModel
 from ..run.metrics import finite
 from ..runtime.device import autocast, on_device, sums_on
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import report_progress, show_table
-
-MOST_SCORES = 1 << 24
-"""Maximum number of scores held at once."""
 
 
 @runtime_checkable
@@ -252,41 +247,6 @@ def show_results(split: Split, results: Sequence[EvalResult], *, how: str = "") 
         counts = [f"{result.targets:,}", f"{result.tokens_per_second:,.0f}"]
         rows.append([*map(str, sizes), *figures, *counts])
     show_table(title, columns, rows)
-
-
-class Tempered(nn.Module):
-    """`model`, whose log-probabilities are divided by `temperature` and normalised again over the whole vocabulary."""
-
-    def __init__(self, model: Reader, temperature: float):
-        super().__init__()
-        self.model: Reader = model
-        self.temperature: float = temperature
-        refuse_settings(out_of_bounds(self, "temperature", above=0))
-
-    def forward(
-        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T"], State]:
-        """Nats of each target (0 where it is -1), and the state for the next segment."""
-        targets = as_targets(targets, ids.shape)
-        hidden, memory = self.model.hidden(ids, memory, lengths)
-        rows = max(MOST_SCORES // self.model.config.vocab_size, 1)
-        parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
-        return torch.cat([self._nll(*part) for part in parts]).view_as(targets), memory
-
-    def _nll(self, hidden: Float[Tensor, "n D"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        scores = self.model.softmax.log_probs(hidden)
-        least = torch.finfo(scores.dtype).tiny  # no overflow, because the largest is 0
-        scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(self.temperature, least)
-        return nn.functional.cross_entropy(scores, targets, ignore_index=-1, reduction="none")
-
-    def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> State:
-        return self.model.empty_memory(batch, lengths, valid)
-
-    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> State:
-        return self.model.empty_cache(batch, lengths, valid)
-
-    def for_inference(self, precision: str = "fp32") -> Tempered:
-        return Tempered(self.model.for_inference(precision), self.temperature)
 
 
 @contextmanager

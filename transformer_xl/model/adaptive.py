@@ -27,6 +27,10 @@ _FEW_ROWS = 512
 """On a GPU the gradient of a table with at most this many rows is a product, because sorting the ids takes longer."""
 
 
+MOST_SCORES = 1 << 24
+"""Maximum number of scores of the whole vocabulary held at once."""
+
+
 class _Bands(nn.Module):
     """Bands and their tables: slices of one table if `div_val` is 1, otherwise each a table of its own width."""
 
@@ -166,6 +170,8 @@ class AdaptiveSoftmax(_Bands):
             self.cluster_weight = nn.Parameter(torch.empty(len(config.cutoffs), config.embed_width))
             self.cluster_bias = nn.Parameter(torch.empty(len(config.cutoffs)))
         self.tied: bool = False
+        self.temperature: float = 1.0
+        """For evaluation: `nll` divides the log-probabilities by it and normalises them again."""
 
     def tie(self, embedding: AdaptiveEmbedding, *, weight: bool, projections: tuple[bool, ...] = ()) -> None:
         """Share the embedding's tables and, per band, its projection.
@@ -189,10 +195,14 @@ class AdaptiveSoftmax(_Bands):
             tables: the tables that the embedding's `lookup` returned; used only if this softmax is tied to them.
         """
         targets = as_targets(targets, hidden.shape[:-1])
+        x, flat = hidden.flatten(0, -2), targets.flatten()
+        if self.temperature != 1:
+            rows = max(MOST_SCORES // self.edges[-1], 1)
+            parts = zip(x.split(rows), flat.split(rows), strict=True)
+            return torch.cat([self._tempered_nll(*part) for part in parts]).view_as(targets)
         if in_transform():  # all derivatives, in plain PyTorch
             of_targets = self.log_probs(hidden).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
             return -of_targets.where(targets >= 0, 0.0)
-        x, flat = hidden.flatten(0, -2), targets.flatten()
         if flat.is_cuda or torch.compiler.is_compiling():  # the error comes later, so nothing waits for the device
             torch.ops.aten._assert_async.msg((flat < self.edges[-1]).all(), "a target is out of range")
         elif flat.is_cpu and (flat >= self.edges[-1]).any():
@@ -205,6 +215,12 @@ class AdaptiveSoftmax(_Bands):
             columns.append(flat[row] - self.edges[i])
         head, *rest = linear_nll(inputs, columns, self._columns, self._score_weights(tables if self.tied else None))
         return head.index_add(0, torch.cat(tails), torch.cat(rest)).view_as(targets) if tails else head.view_as(targets)
+
+    def _tempered_nll(self, hidden: Float[Tensor, "n D"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        scores = self.log_probs(hidden)
+        least = torch.finfo(scores.dtype).tiny  # no overflow, because the largest is 0
+        scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(self.temperature, least)
+        return F.cross_entropy(scores, targets, ignore_index=-1, reduction="none")
 
     def forward(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         return self.log_probs(hidden)

@@ -28,7 +28,8 @@ from torch.nn.functional import pad
 from ..config.settings import Lengths, TransformerXLConfig
 from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText, sample
-from ..evaluation.score import MOST_SCORES, device_of
+from ..evaluation.score import device_of
+from ..model.adaptive import MOST_SCORES
 from ..model.inference import KVCache
 from ..model.kernels import can_step, includes_head
 from ..model.step import Step
