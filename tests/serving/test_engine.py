@@ -177,10 +177,12 @@ def test_a_long_prompt_does_not_stall_a_short_one(engine: Engine) -> None:
 def test_clients_take_turns() -> None:
     turns, out = Turns[Job](lambda item: item.client), Written()
     for client in ("many", "many", "many", "one", "many"):
-        turns.add(job(np.array([1]), out, client=client))
+        turns.append(job(np.array([1]), out, client=client))
     assert [turns.next().client for _ in range(3)] == ["many", "one", "many"] and len(turns) == 2
-    turns.put_back(job(np.array([1]), out, client="one"))
-    assert turns.next(lambda client: client == "many").client == "one"
+    again = job(np.array([1]), out, client="many")
+    turns.put_back(again)
+    turns.append(job(np.array([1]), out, client="one"))
+    assert turns.next(lambda client: client == "many").client == "one" and turns.next() is again
     turns.keep(lambda item: False)
     assert not turns and turns.of("many") == 0
 

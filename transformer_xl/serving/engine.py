@@ -120,8 +120,7 @@ class Engine:
         with self._wake:
             if not has_room(self.most, len(self._queue), self._queue.of(jobs[0].client), len(jobs)):
                 raise Refused(429, "The queue is full. Try again later.", code="queue_full")
-            for job in jobs:
-                self._queue.add(job)
+            self._queue.extend(jobs)
             self._wake.notify()
 
     def stop(self) -> None:
@@ -172,7 +171,7 @@ class Engine:
         with self._wake:
             self._queue.keep(lambda job: not job.cancelled)
             while self._queue and begun(self._queue.first(begun).client) < self.rows // 2:
-                self._reading.add(self._queue.next(begun))
+                self._reading.append(self._queue.next(begun))
         self._reading.keep(lambda job: not job.cancelled)
         self._ready.keep(lambda holder: not holder.job.cancelled)
 
@@ -191,7 +190,7 @@ class Engine:
             self.counts["tokens_read"] += len(ids) - 1
         if job.read < end:
             job.state = state
-            self._reading.add(self._reading.next())
+            self._reading.append(self._reading.next())
         else:
             job.state = None
             self._begin(job, state.fork())
@@ -211,7 +210,7 @@ class Engine:
         for index, generator in enumerate(job.sampling.generators(job.n)):
             writer = TokenText(self.vocab, np.array(job.tail), job.sampling.stop)
             if job.max_tokens:
-                self._ready.add(Writing(job, index, cache, writer, generator, job.tail))
+                self._ready.append(Writing(job, index, cache, writer, generator, job.tail))
             else:
                 job.emit(Ended(index, writer.close(), "length", past))
 

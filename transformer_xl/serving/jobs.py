@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -84,48 +82,37 @@ class Job:
 Item = TypeVar("Item")
 
 
-class Turns(Generic[Item]):
+class Turns(list[Item]):
     """A queue in which clients take turns, so one with many items does not delay the others."""
 
     def __init__(self, client_of: Callable[[Item], str]) -> None:
+        super().__init__()
         self._client_of: Callable[[Item], str] = client_of
-        self._clients: dict[str, deque[Item]] = {}
-
-    def __len__(self) -> int:
-        """The number of items; may be asked in any thread."""
-        return sum(map(len, list(self._clients.values())))
-
-    def __iter__(self) -> Iterator[Item]:
-        return chain.from_iterable(self._clients.values())
 
     def of(self, client: str) -> int:
         """The number of items of a client."""
-        return len(self._clients.get(client, ()))
-
-    def add(self, item: Item) -> None:
-        self._clients.setdefault(self._client_of(item), deque()).append(item)
+        return list(map(self._client_of, self)).count(client)
 
     def put_back(self, item: Item) -> None:
         """Add an item before the others of its client."""
-        self._clients.setdefault(self._client_of(item), deque()).appendleft(item)
+        clients = [*map(self._client_of, self), self._client_of(item)]
+        self.insert(clients.index(clients[-1]), item)
 
     def first(self, load: Callable[[str], int] = lambda client: 0) -> Item:
         """The first item of the client with the least load; among several, of the one that waits longest."""
-        return self._clients[min(self._clients, key=load)][0]
+        clients = list(map(self._client_of, self))
+        return self[clients.index(min(dict.fromkeys(clients), key=load))]
 
     def next(self, load: Callable[[str], int] = lambda client: 0) -> Item:
         """Remove `first`. Its client goes to the end."""
-        client = self._client_of(self.first(load))
-        items = self._clients.pop(client)
-        item = items.popleft()
-        if items:
-            self._clients[client] = items
+        item = self.first(load)
+        self.remove(item)
+        self[:] = sorted(self, key=lambda each: self._client_of(each) == self._client_of(item))
         return item
 
     def keep(self, chosen: Callable[[Item], bool]) -> None:
         """Forget the other items."""
-        kept = {client: deque(filter(chosen, items)) for client, items in self._clients.items()}
-        self._clients = {client: items for client, items in kept.items() if items}
+        self[:] = filter(chosen, self)
 
 
 def has_room(most: int, held: int, own: int, new: int) -> bool:
