@@ -211,14 +211,14 @@ def test_a_wrong_field_is_refused_in_a_sentence(live: Live, field: str, value: A
 
 @pytest.mark.parametrize(
     "wrong",
-    [{name: {str(-n): 1 for n in range(400)}} for name in ("logit_bias", "stream_options")]
-    + [{str(n): 1 for n in range(400)}],
+    [{name: {str(-n): 1 for n in range(4000)}} for name in ("logit_bias", "stream_options")]
+    + [{str(n): 1 for n in range(4000)}],
 )
-def test_many_mistakes_are_one(wrong: dict[str, object]) -> None:
+def test_of_many_mistakes_few_are_listed(wrong: dict[str, object]) -> None:
     """To list those of a megabyte would hold up all other clients for a second."""
     with pytest.raises(ValidationError) as caught:
         Completion.model_validate({"prompt": "a"} | wrong)
-    assert caught.value.error_count() == 1
+    assert caught.value.error_count() <= 700
 
 
 def test_null_is_the_default(live: Live) -> None:

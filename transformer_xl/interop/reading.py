@@ -34,8 +34,8 @@ _READERS: Mapping[Program, Callable[[Path], Source]] = {
 }
 _SIZES = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
 _RATES = ("dropout", "dropatt", "init_std", "proj_init_std")
-_BELIEVED = ("pre_lnorm", "layer_norm_epsilon", *_RATES)
-"""Settings that do not follow from the arrays."""
+_BELIEVED = ("pre_lnorm", "layer_norm_epsilon", "cutoffs", *_RATES)
+"""Settings of the model that do not follow from the arrays, or not always."""
 _LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")
 _KNOWN: Mapping[str, object] = {
     **dict.fromkeys(("tgt_len", "mem_len", "clamp_len", "div_val"), int),
@@ -130,7 +130,11 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     if "cutoffs" in stated:  # some programs add 0 and the size of the vocabulary
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
     example = _recipe_like(source, stated | shape)
-    model = _model(source, stated, shape, example)
+    rates = {name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}
+    believed = {name: value for name, value in (rates | stated).items() if name in _BELIEVED}
+    model = believed | shape | {"zero_memory": source.zero_memory}
+    if shape["d_embed"] == shape["d_model"]:
+        model["d_embed"] = None
     if "cutoffs" not in model and "model.cutoffs" not in recipes.parse_overrides(overrides):
         raise Mistake(
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
@@ -167,22 +171,6 @@ def _statements(source: Source) -> dict[str, Any]:
     if problems:
         raise Mistake(f"{source.path} has settings of a wrong type: {'; '.join(problems)}.")
     return {name: stated[name] for name in _KNOWN if name in stated}
-
-
-def _model(
-    source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any], example: RunConfig | None
-) -> dict[str, object]:
-    """The settings of the model, without `cutoffs` if they are unknown."""
-    model: dict[str, Any] = {
-        **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
-        "zero_memory": source.zero_memory,
-        **({"cutoffs": stated["cutoffs"]} if "cutoffs" in stated else {}),
-        **shape,
-        **{name: stated[name] for name in _BELIEVED if name in stated},
-    }
-    if shape["d_embed"] == shape["d_model"]:
-        model["d_embed"] = None
-    return model
 
 
 def _recipe_like(source: Source, model: Mapping[str, Any]) -> RunConfig | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PROMPTS = 64
 """Maximum number of prompts of a request."""
@@ -19,17 +19,6 @@ Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Key = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float | None, Field(ge=0, le=0, description="left out or 0, because penalties are not supported")]
-
-
-def _at_most(most: int) -> BeforeValidator:
-    """Refuse a larger object at once: pydantic would list all mistakes in it, a second for a megabyte."""
-
-    def check(found: object) -> object:
-        if isinstance(found, dict) and len(found) > most:
-            raise ValueError(f"more than {most} entries")
-        return found
-
-    return BeforeValidator(check)
 
 
 class Refused(Exception):
@@ -93,7 +82,6 @@ class Completion(BaseModel):
     stream_options: Annotated[
         dict[Literal["include_usage"], bool | None] | None,
         Field(description='left out or {"include_usage": true}, or false'),
-        _at_most(1),
     ] = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
@@ -106,7 +94,6 @@ class Completion(BaseModel):
     logit_bias: Annotated[
         dict[Key, Bias] | None,
         Field(max_length=300, description="at most 300 token ids as decimal numbers, each with one from -100 to 100"),
-        _at_most(300),
     ] = None
     """What is added to the log-probabilities of these tokens."""
     user: str | None = None
@@ -119,12 +106,14 @@ class Completion(BaseModel):
     @classmethod
     def _without_nulls(cls, fields: object) -> object:
         """A field that is null has its default value, as in OpenAI's interface; a prompt must be there. Of unknown
-        fields the first is enough for a refusal."""
+        fields the first is enough for a refusal, and of an object 301 entries: pydantic would list all mistakes in it,
+        a second for a megabyte."""
         if not isinstance(fields, dict):
             return fields
         unknown = (name for name in fields if name not in cls.model_fields)
         named = [name for name in cls.model_fields if name in fields and (name == "prompt" or fields[name] is not None)]
-        return {name: fields[name] for name in (*named, *islice(unknown, 1))}
+        given = ((name, fields[name]) for name in (*named, *islice(unknown, 1)))
+        return {name: dict(islice(each.items(), 301)) if isinstance(each, dict) else each for name, each in given}
 
     def values(self, prompts: int, read: int) -> int:
         """The number of values that an answer can hold: tokens, each with its log-probability and the likeliest.
