@@ -28,8 +28,8 @@ from ..runtime.terminal import report_progress, show_table
 if TYPE_CHECKING:
     from ..data.corpus import Corpus, Split
     from ..data.loader import Segment
+    from ..evaluation.language_model import LanguageModel
     from ..evaluation.score import EvalResult
-    from ..run.checkpoint import LoadedModel
     from ..run.folder import Run
     from ..train.start import Start
 
@@ -127,8 +127,8 @@ def library_corpus() -> Corpus:
 def show(run: Run, corpus: Corpus, trained: float, end: float) -> int:
     """Run the demo in the folder of `run`: train until about the time `trained` and score until `end`. Returns the exit
     status."""
+    from ..interop.hub import load_model
     from ..report.page import write_page
-    from ..run.checkpoint import load_model
     from ..runtime.ranks import Ranks
     from ..train.start import Origin, prepare, train_and_save
 
@@ -154,21 +154,17 @@ def show(run: Run, corpus: Corpus, trained: float, end: float) -> int:
     return 0
 
 
-def write_sample(loaded: LoadedModel, end: float) -> None:
+def write_sample(loaded: LanguageModel, end: float) -> None:
     """Print text while the model generates it, until the time `end` at the latest."""
-    from ..evaluation.generate import Sampling, stream_text
-
     print(f"\nA sample, from {PROMPT!r} on:\n\n{PROMPT}", end="", flush=True)
-    sampling = Sampling(temperature=0.8, seed=loaded.config.train.seed)
-    lengths = loaded.config.eval_lengths
-    for _, text in stream_text(loaded.model, loaded.vocab, [PROMPT], lengths, sampling, SAMPLE):
+    for text in loaded.stream(PROMPT, temperature=0.8, seed=loaded.config.train.seed, max_tokens=SAMPLE):
         print(text, end="", flush=True)
         if time.perf_counter() > end:
             break
     print("\n", flush=True)
 
 
-def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResult], bytes]:
+def measure(loaded: LanguageModel, test: Split, end: float) -> tuple[list[EvalResult], bytes]:
     """Score the same targets with a memory longer than in training, as in training, and without one.
 
     The longest memory, which takes longest, reads as much as it can in a third of the time until `end`; the others
