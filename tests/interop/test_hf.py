@@ -129,7 +129,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path):
     ours = loaded()
     next(ours.model.parameters()).data[0] = torch.nan
     export_huggingface(ours, tmp_path / "model")
-    with pytest.raises(ValueError, match=r"must hold finite numbers, and .* has others"):
+    with pytest.raises(ValueError, match="must be finite but holds numbers that are not"):
         read_model(tmp_path / "model", "huggingface")
 
 

@@ -98,6 +98,8 @@ def fill(model: TransformerXL, source: Source) -> None:
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found = entries(model.config, source.arrays)
+    if source.run is not None:  # an export of this package, by our names
+        found = [Entry(name, name) for name in parameters]
     problems: list[str] = []
     missing: dict[int, str] = {}
     filled: set[int] = set()

@@ -18,7 +18,6 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake, listing, shortened
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
-from ..run.parts import set_weights
 from .huggingface import read_huggingface
 from .mapping import fill, shape_of
 from .pytorch import read_nvidia, read_original
@@ -92,12 +91,7 @@ def read_model(
         model = build_model(config.model)
     if any(array.dtype == torch.float64 for array in source.arrays.values()):
         model = model.double()
-    if source.run is None:
-        fill(model, source)
-    else:
-        if broken := [name for name, array in source.arrays.items() if not array.isfinite().all()]:
-            raise Mistake(f"{path} must hold finite numbers, and {listing(broken)} has others. Get it again.")
-        set_weights(model, source.arrays, str(path))
+    fill(model, source)
     return Imported(config, model.eval(), source.vocab, _report(source, config, model))
 
 
