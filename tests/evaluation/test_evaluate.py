@@ -272,6 +272,7 @@ class TestRun:
     def test_requested_options_reach_evaluation(self, run, capsys):
         plain = self.told(run, capsys)
         assert plain == plain | {"sliding": None, "temperature": 1.0, "dynamic": None}
+        assert self.told(run, capsys, temperature=1.5)["results"][0]["nats"] != plain["results"][0]["nats"]
         asked = self.told(run, capsys, sliding=2, temperature=1.08, dynamic="sgd", dynamic_lr=0.1)
         assert asked["sliding"] == 2 and asked["temperature"] == 1.08 and asked["dynamic"]["lr"] == 0.1
         assert asked["results"][0] == asked["results"][0] | {
