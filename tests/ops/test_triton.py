@@ -282,6 +282,7 @@ def test_unsupported_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @runs
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the check itself in PyTorch 2.14
 def test_the_operators_are_registered_as_pytorch_wants() -> None:
     starts = [7] if FEW else [0, 7]
     tensors = list(make_inputs(Case(batch=len(starts), heads=1), torch.float32, DEVICE).values())
@@ -347,8 +348,9 @@ def test_kernels_for_real_gpus(name: str, target: int, tmp_path: Path, monkeypat
 
 @compiles
 def test_kernels_of_a_step_spill_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.7 puts nothing on the stack, 3.8 16 bytes of one kernel; spilled tiles are hundreds."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert {use["stack"] for use in kernels.step_kernels([90]).values()} == {0}
+    assert max(use["stack"] for use in kernels.step_kernels([90]).values()) <= 16
 
 
 @runs
