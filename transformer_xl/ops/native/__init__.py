@@ -36,8 +36,9 @@ from ..choice import cache_folder
 DTYPES = torch.float32, torch.bfloat16
 SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h", "numbers.h")))
 COMPILERS = "c++", "g++", "clang++"
+# PyTorch 2.14 needs C++20, which older compilers know as C++2a.
 FLAGS = (
-    *("-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-w"),
+    *("-std=c++2a", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-w"),
     *("-DCPU_CAPABILITY_AVX512", "-DCPU_CAPABILITY=AVX512"),
 )
 CPUINFO = Path("/proc/cpuinfo")

@@ -137,7 +137,7 @@ struct Call {
                 [&](int64_t b, int64_t o, __m128 y, int64_t n) { join(b, o, _mm_add_ps(y, four(outer_bias + o, n)), n); });
         if (!pre_norm) norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]);
       }
-      const auto &final_norm = call.model.final_norm, &softmax = call.model.softmax;
+      const std::vector<Tensor> &final_norm = call.model.final_norm, &softmax = call.model.softmax;
       if (!final_norm.empty())
         team.run(rows, [&](int64_t b) {
           normalise(call.out + b * D, D, call.model.epsilon, call.out + b * D);
