@@ -147,17 +147,16 @@ def compiler() -> str | None:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    from torch.utils.cpp_extension import include_paths, library_paths
-
+    torch_folder = Path(torch.__file__).parent  # `cpp_extension` has these paths, and warns of a lack of CUDA
     path.parent.chmod(0o755)  # see `_doubt`; with some umasks a group may write
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
         built = Path(folder, path.name)
-        includes = [f"-I{each}" for each in (*include_paths(), sysconfig.get_paths()["include"])]
+        includes = f"-I{torch_folder / 'include'}", f"-I{sysconfig.get_paths()['include']}"
         names = (
             f"-DTORCH_EXTENSION_NAME={path.stem}",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         )
-        links = *(f"-L{each}" for each in library_paths()), "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"
+        links = f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"
         run = partial(subprocess.run, check=True, capture_output=True, text=True)
         units = {source: f"{folder}/{source.stem}.o" for source in SOURCES if source.suffix == ".cpp"}
         commands = ([compiler, *FLAGS, *names, *includes, "-c", str(unit), "-o", units[unit]] for unit in units)
