@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,6 +186,18 @@ def test_clients_take_turns() -> None:
     assert turns.next(lambda client: client == "many").client == "one" and turns.next() is again
     turns.keep(lambda item: False)
     assert not turns and turns.of("many") == 0
+
+
+@pytest.mark.unchecked
+def test_prompts_of_many_clients_wait_for_nothing_but_their_turn() -> None:
+    """To begin 1,000 of 1,000 clients takes 0.3 seconds, and took 30 when those begun were counted for each client; the
+    limit allows for a busy machine."""
+    engine, ids, out = Engine(language_model().model, BYTES, LENGTHS, rows=8, most=5000), np.array([1]), Written()
+    for client in map(str, range(1000)):
+        engine.submit([job(ids, out, client=client)])
+    started = time.perf_counter()
+    engine._admit()
+    assert not engine.waiting and engine.busy == 1000 and time.perf_counter() - started < 8
 
 
 def test_a_client_gets_a_row_at_once_and_the_others_lose_nothing(engine: Engine) -> None:

@@ -164,14 +164,12 @@ class Engine:
 
     def _admit(self) -> None:
         """Begin to read prompts from the queue: of each client until half of the rows could be filled."""
-
-        def begun(client: str) -> int:
-            return self._reading.of(client) + self._ready.of(client)
-
+        begun = Counter([*(job.client for job in self._reading), *(each.job.client for each in self._ready)])
         with self._wake:
             self._queue.keep(lambda job: not job.cancelled)
-            while self._queue and begun(self._queue.first(begun).client) < self.rows // 2:
-                self._reading.append(self._queue.next(begun))
+            while self._queue and begun[self._queue.first(begun.__getitem__).client] < self.rows // 2:
+                self._reading.append(self._queue.next(begun.__getitem__))
+                begun[self._reading[-1].client] += 1
         self._reading.keep(lambda job: not job.cancelled)
         self._ready.keep(lambda holder: not holder.job.cancelled)
 

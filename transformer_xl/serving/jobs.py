@@ -106,8 +106,9 @@ class Turns(list[Item]):
     def next(self, load: Callable[[str], int] = lambda client: 0) -> Item:
         """Remove `first`. Its client goes to the end."""
         item = self.first(load)
+        client = self._client_of(item)
         self.remove(item)
-        self[:] = sorted(self, key=lambda each: self._client_of(each) == self._client_of(item))
+        self[:] = sorted(self, key=lambda each: self._client_of(each) == client)
         return item
 
     def keep(self, chosen: Callable[[Item], bool]) -> None:
