@@ -85,6 +85,8 @@ def test_log_probabilities_equal_ours_bit_for_bit(variant, tmp_path):
             torch.testing.assert_close(theirs(ids, logits_to_keep=keep).logits, logits[:, kept], **CLOSE)
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, 13))
     assert {name.removeprefix("model.") for name in theirs.state_dict()} == set(ours.model.state_dict())
+    again = read_model(tmp_path / "model", "huggingface").model.state_dict()
+    torch.testing.assert_close(again, ours.model.state_dict(), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(
