@@ -330,6 +330,10 @@ def test_pruning_keeps_the_last_and_the_best(tmp_path, model):
     save(tmp_path, model, 50, valid_loss=1.25, keep=2)
     assert Run(tmp_path).checkpoints() == [Run(tmp_path).checkpoint(40), Run(tmp_path).checkpoint(50)]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    for keep in (0, -1):
+        with pytest.raises(Mistake, match=rf"^keep must be at least 1, .*, got {keep}\. None keeps all\.$"):
+            save(tmp_path, model, 60, keep=keep)
+    assert len(Run(tmp_path).checkpoints()) == 3
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from ..config.recipe import load_recipe, write_toml
 from ..config.settings import RunConfig
 from ..data.corpus import Corpus
-from ..mistake import join_words, printable
+from ..mistake import Mistake, join_words, printable
 from ..ops import BACKENDS
 from ..runtime import files
 from ..runtime.device import CPUINFO
@@ -112,6 +112,8 @@ class Run:
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the last `keep` and the best one of the last two ways to measure the loss."""
+        if keep < 1:
+            raise Mistake(f"keep must be at least 1, for the last checkpoint, got {keep}. None keeps all.")
         # A damaged one must not stop a run.
         kept = {*self.checkpoints()[-keep:], *self._lowest(strict=False)[:2]}
         for path in self.checkpoints():
