@@ -104,7 +104,7 @@ def fill(model: TransformerXL, source: Source) -> None:
     missing: dict[int, str] = {}
     filled: set[int] = set()
     for entry in found:
-        place = parameters[entry.ours][entry.rows or ...]  # a temperature of QK-norm has no rows
+        place = parameters[entry.ours][entry.rows or ...]  # the gain of QK-norm is one number
         array = source.arrays.get(entry.theirs)
         if array is None:
             missing.setdefault(place.data_ptr(), entry.theirs)
