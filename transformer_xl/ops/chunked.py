@@ -37,15 +37,8 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     position_q = q_HBTK + (position_bias * scale)[:, None, None]
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
     r = r[:, r.shape[1] - k.shape[2] - mask.ahead :]
-    k, v, options = k.transpose(0, 1), v.transpose(0, 1), _Options(mask, dropout_p, seed)
-    return _ChunkedAttention.apply(content_q, position_q, k, v, r, options).transpose(0, 1)
-
-
-class _Options(NamedTuple):
-    mask: Mask
-    dropout_p: float
-    seed: int
-    """The seed of the first block's dropout mask. Block i uses `seed + i`."""
+    k, v = k.transpose(0, 1), v.transpose(0, 1)
+    return _ChunkedAttention.apply(content_q, position_q, k, v, r, mask, dropout_p, seed).transpose(0, 1)
 
 
 class _Block(NamedTuple):
@@ -98,30 +91,30 @@ def _blocks(q: Tensor, k: Tensor, mask: Mask) -> Iterator[_Block]:
 
 
 class _ChunkedAttention(torch.autograd.Function):
-    """Attention by blocks. All inputs but `r` are `H B L K`; queries are scaled and have their biases added."""
+    """Attention by blocks. All inputs but `r` are `H B L K`; queries are scaled and have their biases added. Block i
+    draws its dropout mask from `seed + i`."""
 
     @staticmethod
-    def forward(ctx, content_q, position_q, k, v, r, options: _Options):
+    def forward(ctx, content_q, position_q, k, v, r, mask, dropout_p, seed):
         content_q, position_q, k, v = (x.contiguous() for x in (content_q, position_q, k, v))
-        mask = options.mask
         r = with_spare(r, next_multiple(r.shape[1]) + (ALIGNED if mask.ahead else 0))
         ctx.save_for_backward(content_q, position_q, k, v, r)
-        ctx.options = options
+        ctx.options = mask, dropout_p, seed
         out = torch.empty_like(content_q)
         for number, block in enumerate(_blocks(content_q, k, mask)):
             probability, _ = _probability(block, content_q, position_q, k, r, mask)
-            keep = _keep(probability, options, number)
+            keep = _keep(probability, dropout_p, seed + number)
             used = probability if keep is None else probability.mul_(keep)
             block.put(torch.bmm(used, block.cut(v, block.keys)), out)
-        out = out if options.dropout_p == 0 else out.mul_(1 / (1 - options.dropout_p))
+        out = out if dropout_p == 0 else out.mul_(1 / (1 - dropout_p))
         return without_padding(out, k.shape[2] - out.shape[2], mask)
 
     @staticmethod
     @first_derivative
     def backward(ctx, d_out: Tensor):
         content_q, position_q, k, v, r = ctx.saved_tensors
-        mask = ctx.options.mask
-        d_out = without_padding(d_out / (1 - ctx.options.dropout_p), k.shape[2] - d_out.shape[2], mask)
+        mask, dropout_p, seed = ctx.options
+        d_out = without_padding(d_out / (1 - dropout_p), k.shape[2] - d_out.shape[2], mask)
         d_content_q, d_position_q = torch.empty_like(content_q), torch.empty_like(position_q)
         d_k, d_v, d_r = (x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v, r))
         for number, block in enumerate(_blocks(content_q, k, mask)):
@@ -129,7 +122,7 @@ class _ChunkedAttention(torch.autograd.Function):
             keys, distances = (block.heads, block.rows, block.keys), block.distances(r, mask)
 
             probability, product = _probability(block, content_q, position_q, k, r, mask)
-            keep = _keep(probability, ctx.options, number)
+            keep = _keep(probability, dropout_p, seed + number)
             d_probability = torch.bmm(d_attended, block.cut(v, block.keys).mT)
             used = probability
             if keep is not None:
@@ -144,7 +137,7 @@ class _ChunkedAttention(torch.autograd.Function):
             block.put(torch.bmm(product, r[block.heads, distances]), d_position_q)
             d_r[block.heads, distances] += torch.bmm(product.mT, block.by_head(position_q))
         d_r = d_r[:, -k.shape[2] - mask.ahead :]
-        return d_content_q, d_position_q, d_k.to(k.dtype), d_v.to(v.dtype), d_r.to(r.dtype), None
+        return d_content_q, d_position_q, d_k.to(k.dtype), d_v.to(v.dtype), d_r.to(r.dtype), None, None, None
 
 
 def _probability(
@@ -162,8 +155,6 @@ def _probability(
     return torch.softmax(score, -1, out=score), product
 
 
-def _keep(probability: Tensor, options: _Options, number: int) -> Tensor | None:
+def _keep(probability: Tensor, dropout_p: float, seed: int) -> Tensor | None:
     """The block's dropout mask, which is the same in forward and backward."""
-    if not options.dropout_p:
-        return None
-    return keep_mask(probability.shape, options.dropout_p, torch.Generator().manual_seed(options.seed + number))
+    return keep_mask(probability.shape, dropout_p, torch.Generator().manual_seed(seed)) if dropout_p else None
