@@ -59,7 +59,8 @@ def page(records: Sequence[Record]) -> str:
         keep_trailing_newline=True,
     )
     templates.filters["at"] = "{:.1f}".format
-    one, figured = len(records) == 1, known(records)
+    one = len(records) == 1
+    figured = [(index, record, record.figures) for index, record in enumerate(records) if record.figures]
     return templates.get_template("page.html.jinja").render(
         title=records[0].name if one else f"{len(records)} runs side by side",
         policy=POLICY,
@@ -122,10 +123,6 @@ class Piece(NamedTuple):
     text: str
     class_: str
     title: str
-
-
-def known(records: Sequence[Record]) -> Known:
-    return [(index, record, record.figures) for index, record in enumerate(records) if record.figures]
 
 
 def memory_chart(runs: Known) -> Chart | None:
