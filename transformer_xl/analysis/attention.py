@@ -25,8 +25,8 @@ from ..config.settings import Lengths
 from ..data.loader import Segment
 from ..mistake import Mistake, join_words
 from ..model.memory import Memory
-from ..model.modules import First
 from ..model.transformer_xl import DecoderLayer, TransformerXL
+from ..ops.masks import Bounds
 from ..runtime.device import autocast, sums_on
 
 KINDS = ("attention", "a", "b", "c", "d")
@@ -75,7 +75,7 @@ def terms_by_distance(
 
 
 def seen_by_distance(
-    queries: int, keys: int, columns: int, first: First, device: torch.device | None = None
+    queries: int, keys: int, columns: int, first: Bounds, device: torch.device | None = None
 ) -> Bool[Tensor, "#B 1 T columns"]:
     """Whether each query sees a key at each distance; `first` is the first key that it sees."""
     last = torch.arange(keys - queries, keys, device=device)[None] - (0 if first is None else first)
@@ -121,7 +121,7 @@ def _hook(layer: int, see: Callable[[Maps], None]) -> Callable[..., None]:
     return before
 
 
-def _blocks(layer: int, inputs: list[Tensor], *, attn_len: int | None, first: First) -> Iterator[Maps]:
+def _blocks(layer: int, inputs: list[Tensor], *, attn_len: int | None, first: Bounds) -> Iterator[Maps]:
     q, k, r, u, v = inputs
     B, H, T, _ = q.shape
     memory = k.shape[2] - T

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from ..ops import relative_attention
-from .modules import First, Keys, Past, Queries, RowLinear, Vectors
+from ..ops.masks import Bounds
+from .modules import Keys, Past, Queries, RowLinear, Vectors, is_plain
 from .sublayer import Sublayer
 
 
@@ -83,14 +84,14 @@ class RelativeMultiheadAttention(Sublayer):
         past: Past,
         positions: Positions | None,
         attn_len: int | None = None,
-        first: First = None,
+        first: Bounds = None,
     ) -> Vectors:
         """The sublayer's output for the segment `x`; for the arguments see `DecoderLayer`."""
         q, k, v = self.heads(x, past)
         return self.add(x, self.attend(q, k, v, positions, attn_len, first))
 
     def attend(
-        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, first: First
+        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, first: Bounds
     ) -> Queries:
         """Relative attention (section 3.3). A class whose `positions` are None overrides this."""
         assert positions is not None, "relative attention needs positions"
@@ -146,7 +147,7 @@ class RelativeMultiheadAttention(Sublayer):
     def _projected(self, x: Float[Tensor, "*B L D"], parts: slice) -> list[Float[Tensor, "*B H L K"]]:
         """The chosen `parts` of the queries, keys and values of `x`. Only their rows of the weight are multiplied,
         unless the projection has hooks or is wrapped, for instance by a low-rank addition."""
-        if not (isinstance(self.qkv, RowLinear) and self.qkv.is_plain()):
+        if not is_plain(self.qkv, RowLinear):
             return self._split(self.qkv(x), 3)[parts]
         width = self.n_head * self.d_head
         rows = self.qkv.used_from(width, x) if parts.start else self.qkv.used(x)[0][: 2 * width]
@@ -162,7 +163,7 @@ def project_together(
     """For each attention its projected encodings, from one product of all. `()`: it projects them itself, because no
     gradient is wanted (then nothing need be kept) or a projection is not plain."""
     own = [each.position for each in attentions if type(each).positions is RelativeMultiheadAttention.positions]
-    plain = [each for each in own if isinstance(each, RowLinear) and each.is_plain() and each.bias is None]
+    plain = [each for each in own if each is not None and is_plain(each, RowLinear) and each.bias is None]
     if not torch.is_grad_enabled() or len(plain) < len(attentions):
         return [()] * len(attentions)
     weights = torch.stack([each.used(encodings)[0] for each in plain])

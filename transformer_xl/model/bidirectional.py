@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ..mistake import Mistake
 from ..ops import check_backend, check_masks, relative_attention
-from ..ops.masks import Mask, visible, without_padding
+from ..ops.masks import Bounds, Mask, visible, without_padding
 from .attention import sines_then_cosines
-from .modules import First, Keys, Queries
+from .modules import Keys, Queries
 
 Encode = Callable[[Float[Tensor, " R"], int], Float[Tensor, "R D"]]
 """Encodings of distances at a width."""
@@ -92,7 +92,7 @@ class BidirectionalAttention(nn.Module):
         look_ahead: int | None = None,
         valid: Int[Tensor, " B"] | None = None,
         end: Int[Tensor, " B"] | None = None,
-        first: First = None,
+        first: Bounds = None,
         start: int | Int[Tensor, " B"] = 0,
     ) -> Float[Tensor, "B T D"]:
         """Attend from `x` to `past` and `x`. For the other arguments see `relative_attention`.

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..ops.masks import running_max
-from .modules import First, Valid, Vectors, as_marks
+from ..ops.masks import Bounds, running_max
+from .modules import Valid, Vectors, as_marks
 
 
 class Memory(NamedTuple):
@@ -102,7 +102,7 @@ class Memory(NamedTuple):
 torch.serialization.add_safe_globals([Memory])  # so that `torch.load` reads a saved memory
 
 
-def first_keys(memory: int, valid: Valid, begins: Bool[Tensor, "B T"] | None) -> First:
+def first_keys(memory: int, valid: Valid, begins: Bool[Tensor, "B T"] | None) -> Bounds:
     """The first key that each query sees after `memory` positions, of which `valid` count. Where a token of the segment
     `begins` a document, it and what follows see nothing before it."""
     start = None if valid is None else memory - valid[:, None]

@@ -6,7 +6,7 @@ The checks read no values, so the host never waits for a device, and torch.compi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ..mistake import Mistake
 from ..ops.call import in_autocast, product_dtype
-from ..ops.masks import Bounds
 
 Ids = Integer[Tensor, "B T"]
 Vectors = Float[Tensor, "B T D"]
@@ -27,8 +26,6 @@ Past = Float[Tensor, "B M D"] | Callable[[Queries, Queries], tuple[Keys, Keys]]
 returns those of past and segment."""
 Valid = Int[Tensor, " B"] | None
 """Positions of memory that count in each row; None: all. See `Memory`."""
-First = Bounds
-"""The first key that each query sees, or all queries of a row; None: 0. See `ops.relative_attention`."""
 Layer = TypeVar("Layer", bound=nn.Module)
 
 ROWS = 16
@@ -77,6 +74,11 @@ def has_hooks(module: nn.Module) -> bool:
     """Whether a call of the module does more than the `forward` of its class."""
     own = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
     return any(own) or "forward" in vars(module)
+
+
+def is_plain(module: nn.Module, kind: type[Layer]) -> TypeGuard[Layer]:
+    """Whether a call of the module does just what this class does."""
+    return type(module) is kind and not has_hooks(module)
 
 
 class Rounded(NamedTuple):
@@ -133,10 +135,6 @@ class RowLinear(nn.Linear):
         rounded = self.rounded
         own = rounded.tail if rounded is not None and row == self.tail and rounded.fits(self, x) else None
         return self.used(x)[0][row:] if own is None else own
-
-    def is_plain(self) -> bool:
-        """Whether a call does nothing but the product."""
-        return type(self) is RowLinear and not has_hooks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"rounded": None}  # nobody may copy what has a gradient

@@ -30,7 +30,7 @@ from .attention import Positions, RelativeMultiheadAttention
 from .inference import KVCache, check_state
 from .kernels import can_fuse, can_step, fused_step, native_step
 from .memory import Memory, reset_tokens
-from .modules import as_marks, check_vectors, has_hooks
+from .modules import as_marks, check_vectors, has_hooks, is_plain
 from .transformer_xl import DecoderLayer, TransformerXL, TransformerXLBackbone
 
 State = TypeVar("State")
@@ -271,7 +271,7 @@ def _is_plain(backbone: TransformerXLBackbone) -> bool:
         return False
     own = ((layer, DecoderLayer) for layer in backbone.layers)
     parts = ((getattr(layer, "attention", layer), RelativeMultiheadAttention) for layer in backbone.layers)
-    return all(type(module) is kind and not has_hooks(module) for module, kind in (*own, *parts))
+    return all(is_plain(module, kind) for module, kind in (*own, *parts))
 
 
 class Step(VectorStep):

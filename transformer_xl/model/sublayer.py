@@ -17,7 +17,7 @@ from ..ops.call import in_autocast, in_transform, product_dtype
 from ..ops.choice import fused_sublayer
 from ..ops.dropout import Dropout, dropout_relu
 from .gates import build_join
-from .modules import RowLinear, Vectors, has_hooks
+from .modules import RowLinear, Vectors, is_plain
 
 Fused = tuple[ModuleType, Tensor | None]
 """The module `ops.fused_sublayer`, and the seed of a call's dropout; None without dropout."""
@@ -44,7 +44,7 @@ class Sublayer(nn.Module):
             x = self.join(x, self.dropout(product(inner)))
             return x if self.pre_lnorm else self.norm(x)
         kernels, seed = fused
-        own = product if isinstance(product, RowLinear) and product.is_plain() else None
+        own = product if is_plain(product, RowLinear) else None
         bias = None if own is None or own.bias is None or own.bias.dtype != torch.float32 else own.bias
         y = product(inner) if own is None or bias is None else F.linear(inner, own.used(inner)[0])
         unseen = own is not None and own.rounded is not None and own.rounded.unseen
@@ -60,9 +60,9 @@ class Sublayer(nn.Module):
         serves = (
             self.join is operator.add
             and not self.pre_lnorm
-            and type(norm) is nn.LayerNorm
-            and type(drop) is Dropout
-            and not (has_hooks(norm) or has_hooks(drop) or drop.locked)
+            and is_plain(norm, nn.LayerNorm)
+            and is_plain(drop, Dropout)
+            and not drop.locked
             and [p.dtype for p in norm.parameters()] == [torch.float32] * 2
             and half.itemsize == 2
             and in_autocast(x)
@@ -86,8 +86,7 @@ class FeedForward(Sublayer):
 
     def forward(self, x: Vectors) -> Vectors:
         inner, fused, drop = self.inner(self.norm(x) if self.pre_lnorm else x), self.fused(x), self.dropout
-        plain = isinstance(self.inner, RowLinear) and self.inner.is_plain()
-        own = plain and type(drop) is Dropout and not has_hooks(drop)  # otherwise a hook may have kept what is written
+        own = is_plain(self.inner, RowLinear) and is_plain(drop, Dropout)  # else a hook may have kept what is written
         if own and not drop.locked:
             inner = dropout_relu(inner, drop.p if drop.training else 0.0, None if fused is None else fused[1])
         else:

@@ -24,11 +24,12 @@ from ..config.shape import ABSOLUTE, own_kinds
 from ..mistake import Mistake
 from ..ops.call import product_dtype
 from ..ops.dropout import Dropout
+from ..ops.masks import Bounds
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Positions, RelativeMultiheadAttention, project_together, sinusoids
 from .inference import KVCache, check_state
 from .memory import Memory, first_keys
-from .modules import First, Ids, Layers, Past, RowLinear, Valid, Vectors, check_vectors, has_hooks
+from .modules import Ids, Layers, Past, RowLinear, Valid, Vectors, check_vectors, has_hooks
 from .ngrams import NgramEmbedding
 from .sublayer import FeedForward, Sublayer
 
@@ -55,7 +56,7 @@ class DecoderLayer(nn.Module):
         positions: Positions | None,
         *,
         attn_len: int | None = None,
-        first: First = None,
+        first: Bounds = None,
     ) -> Vectors:
         """`past` is the layer's earlier inputs, or a cache of their keys and values. `positions` are the encodings and
         biases. For `attn_len` and `first` see the op."""

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from ...config.settings import Lengths, TransformerXLConfig
 from ...mistake import Mistake
-from ...ops.masks import Mask, visible, without_padding
+from ...ops.masks import Bounds, Mask, visible, without_padding
 from ..attention import Positions, RelativeMultiheadAttention, sinusoids
-from ..modules import First, Keys, Queries, Valid, Vectors
+from ..modules import Keys, Queries, Valid, Vectors
 from ..transformer_xl import State, TransformerXLBackbone
 
 
@@ -36,7 +36,7 @@ class ContentAttention(RelativeMultiheadAttention):
     project_position: ClassVar[bool] = False
 
     def attend(
-        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, first: First
+        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, first: Bounds
     ) -> Queries:
         dropout_p = self.dropatt if self.training else 0.0
         queries, keys = q.shape[2], k.shape[2]
