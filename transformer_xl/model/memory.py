@@ -78,7 +78,7 @@ class Memory(NamedTuple):
     def cat(memories: Sequence[Memory]) -> Memory:
         """Join the rows of several memories. Shorter ones get padding in front, which counts with `zero_filled`."""
         first, *others = memories
-        if not others:
+        if not others:  # most training steps: nothing is copied
             return first
         length = max(m.length for m in memories)
         layers = tuple(
