@@ -95,7 +95,7 @@ def _summary(records: Sequence[Record]) -> Table:
     for index, record in enumerate(records):
         scored, *others = main_figures(record).values()
         scored += f" ({record.config.eval.split})" if len(splits) > 1 else ""
-        text = f"{record.corpus}, {units_of(record.unit)}"
+        text = f"{record.corpus}, {units_of(record.config.corpus.unit)}"
         rows.append([key.format(line_class(index), record.name), text, scored, *others])
     return Table(["run", "corpus", " or ".join(splits), *[*main_figures(records[0])][1:]], rows, words=2)
 

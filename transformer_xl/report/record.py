@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -29,12 +29,12 @@ class Record:
 
     name: str
     config: RunConfig
-    entries: Sequence[Entry] = ()
-    environment: Mapping[str, object] = field(default_factory=dict)
-    parameters: int | None = None
+    entries: Sequence[Entry]
+    environment: Mapping[str, object]
+    parameters: int | None
     """None before the first checkpoint."""
-    pictures: Sequence[Path] = ()
-    figures: Figures | None = None
+    pictures: Sequence[Path]
+    figures: Figures | None
     """The figures that the model gives, of the best checkpoint."""
 
     @cached_property
@@ -46,11 +46,6 @@ class Record:
     def valid(self) -> dict[str, Float[np.ndarray, " n"]]:
         """The columns of the validations by name, of the weights that are saved."""
         return _columns(validations(self.entries))
-
-    @property
-    def unit(self) -> str:
-        """The unit of the corpus, as in `[corpus]`."""
-        return self.config.corpus.unit
 
     @property
     def corpus(self) -> str:

@@ -50,7 +50,7 @@ def description(record: Record) -> str:
     names = devices if isinstance(devices, list) and devices else ["an unknown machine"]
     where, _, number = train.device.partition(":")
     machine = names[min(int(number or 0) + 1, len(names) - 1) if where == "cuda" else 0]
-    text = f"{record.corpus} ({units_of(record.unit)})"
+    text = f"{record.corpus} ({units_of(record.config.corpus.unit)})"
     return f"{kind}, {shape}, on {text}; trained on {machine}, {train.precision}, {train.backend}"
 
 
@@ -80,7 +80,7 @@ def figure_of(record: Record, entry: Entry | None) -> str:
 
 def loss_text(record: Record, loss: float) -> str:
     """Nats as perplexity or bits per character."""
-    name, value = figure(record.unit, loss)
+    name, value = figure(record.config.corpus.unit, loss)
     if not math.isfinite(value):
         return "not finite"
     return f"{value:,.2f} ppl" if name == "ppl" else f"{value:.4f} bpc"
