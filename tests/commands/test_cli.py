@@ -14,7 +14,6 @@ import pytest
 import torch
 from tiny_runs import TINY, printed, refused, sentences_of
 
-from transformer_xl.commands import env
 from transformer_xl.commands import main as cli
 from transformer_xl.commands.main import main
 from transformer_xl.data.library import library
@@ -227,34 +226,26 @@ def test_env_reports_device_precision_and_backend_with_reasons(capsys):
     assert "precision" in printed(["env"], capsys)
 
 
-def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):
+def test_env_check_keeps_a_verdict_on_one_card_of_each_kind(tmp_path, monkeypatch, capsys):
+    """A training on cuda:1 needs the verdict of its own card."""
     if not torch.cuda.is_available():
         assert "--check needs a CUDA device" in refused("env --check", capsys)
-    monkeypatch.setenv("TXL_HOME", str(tmp_path))
-    monkeypatch.setattr("transformer_xl.ops.choice.triton_refusal", lambda *_: None)
-    monkeypatch.setattr("transformer_xl.ops.choice.card", lambda _: {"card": "A card"})
-    for why, said in ((None, "They passed, after"), ("d q is wrong", "They failed (d q is wrong), after")):
-        monkeypatch.setattr("transformer_xl.ops.testing.fault_of", lambda *_, why=why: why)
-        assert main(["env", "--check"]) == 0
-        assert said in capsys.readouterr().err
-        (file,) = tmp_path.rglob("*.json")
-        kept = json.loads(file.read_text())
-        assert kept["card"] == "A card" and kept["why"] == why and kept["date"]
-        why_not = choice.doubt(torch.device("cuda"))
-        assert why_not is None if why is None else why in str(why_not)
-    choice.read_verdict.cache_clear()
-
-
-def test_env_check_tries_one_card_of_each_kind(tmp_path, monkeypatch):
-    """A training on cuda:1 needs the verdict of its own card."""
     tried, kinds = [], ["A card", "A card", "Another"]
     monkeypatch.setenv("TXL_HOME", str(tmp_path))
     monkeypatch.setattr("transformer_xl.ops.choice.triton_refusal", lambda *_: None)
     monkeypatch.setattr("transformer_xl.ops.choice.card", lambda device: {"card": kinds[device.index or 0]})
-    monkeypatch.setattr("transformer_xl.ops.testing.fault_of", lambda _, device: tried.append(device))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    env.check_cards()
-    assert tried == ["cuda:0", "cuda:2"] and len([*tmp_path.rglob("*.json")]) == 2
+    for why, said in ((None, "They passed, after"), ("d q is wrong", "They failed (d q is wrong), after")):
+        monkeypatch.setattr("transformer_xl.ops.testing.fault_of", lambda *on, why=why: tried.append(on[1]) or why)
+        assert main(["env", "--check"]) == 0
+        assert said in capsys.readouterr().err
+        kept = [json.loads(file.read_text()) for file in tmp_path.rglob("*.json")]
+        assert {each["card"] for each in kept} == {*kinds} and len(kept) == 2
+        assert all(each["why"] == why and each["date"] for each in kept)
+        why_not = choice.doubt(torch.device("cuda"))
+        assert why_not is None if why is None else why in str(why_not)
+    assert tried == ["cuda:0", "cuda:2"] * 2
+    choice.read_verdict.cache_clear()
 
 
 def test_tables_in_a_pipe_are_aligned_columns(capsys):

@@ -95,6 +95,9 @@ def test_a_launch_with_wrong_numbers_is_refused_in_one_sentence(wrong, environme
         assert main(command.split()) == 2
         told = capsys.readouterr().err
         assert told.startswith("txl: The variable ") and told.count("\n") == 1 and next(iter(wrong)) in told
+    environment(**LAUNCH)
+    assert main(["eval", "nowhere"]) == 2
+    assert "rank 1: txl eval runs in one process" in capsys.readouterr().err
 
 
 NOWHERE = ["gpu", "meta", "cuda:x", "cuda:-1", "CPU", "", "cpu:0", "cuda:2", "cuda:999999999"]

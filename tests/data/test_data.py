@@ -16,6 +16,7 @@ import threading
 import time
 import zipfile
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
@@ -328,6 +329,25 @@ class TestCorpus:
         assert len(Corpus.open(store).split("all").ids) == 17
         assert {p.name for p in tmp_path.iterdir()} == {"store", ".store.lock"}
 
+    @pytest.mark.parametrize(("reuse", "times"), [(False, 3), (True, 1)])
+    def test_a_store_is_made_by_one_process_at_a_time(self, tmp_path: Path, reuse, times, monkeypatch) -> None:
+        written, write = [], corpus_module._write_ids
+
+        def slow(file: Path, *others: Any) -> Any:
+            written.append(file.parent)
+            time.sleep(0.05)
+            return write(file, *others)
+
+        monkeypatch.setattr(corpus_module, "_write_ids", slow)
+        build = partial(Corpus.build, tmp_path / "store", splits, reuse=reuse)
+        threads = [threading.Thread(target=build) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [len({*written[begin : begin + 3]}) for begin in range(0, len(written), 3)] == [1] * times
+        assert len(build().split("all").ids) == 17 and not [*tmp_path.glob(".tmp-*")]
+
     def test_a_store_replaces_a_store_and_nothing_else(self, tmp_path: Path) -> None:
         Corpus.build(tmp_path / "store", splits)
         assert Corpus.build(tmp_path / "store", splits | {"train": b"xyz"}).header.splits["train"].tokens == 3
@@ -516,7 +536,7 @@ class TestAnyText:
         assert open_corpus(config).path == first.path
         assert (first.path / "train.bin").stat().st_mtime_ns == written
         file.write_bytes(b"b" * 100)
-        assert open_corpus(config).split("train").ids[0] == ord("b")
+        assert open_corpus(config).split("train").ids[0] == ord("b") and first.split("train").ids[0] == ord("a")
         assert open_corpus(CorpusConfig(name=str(file), unit="char")).vocab.unit == "char"
         assert first.name == "a.txt"
         (tmp_path / "a.log").write_bytes(b"b" * 100)

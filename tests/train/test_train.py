@@ -44,6 +44,7 @@ from transformer_xl.train import loop
 from transformer_xl.train.choices import choices, resolve_settings
 from transformer_xl.train.half import FIRST_SCALE, GROWTH_STEPS, LossScale
 from transformer_xl.train.loop import fit, train_segments
+from transformer_xl.train.objective import Objective
 from transformer_xl.train.step import MOST_SKIPPED, Trainer
 
 SHAPE = TransformerXLConfig(
@@ -256,16 +257,22 @@ def test_short_steps_are_those_of_half_the_lengths_and_twice_the_rows(corpus):
     assert grown.memory.layers[0].shape == (6, 8, 6)
 
 
-def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
-    trainer = trainer_of(corpus)
+@pytest.mark.parametrize("spoilt", ["gradient", "loss"])
+def test_a_step_without_a_finite_loss_and_gradient_changes_nothing(corpus, monkeypatch, spoilt):
+    trainer, forward = trainer_of(corpus), Objective.forward
     trainer.advance()
     weights = [p.detach().clone() for p in trainer.model.parameters()]
     memory = trainer.memory
-    handle = trainer.model.backbone.layers[1].register_forward_hook(lambda m, i, out: out * float("nan"))
-    assert trainer.advance().skipped and trainer.skipped == 1
+
+    def infinite(self, *call, **options):
+        loss, nll, after = forward(self, *call, **options)
+        return (loss * torch.nan, nll, after) if spoilt == "gradient" else (loss, nll + torch.inf, after)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objective, "forward", infinite)
+        assert trainer.advance().skipped and trainer.skipped == 1
     assert trainer.memory is memory
     assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
-    handle.remove()
     assert not trainer.advance().skipped and trainer.skipped == 0
 
 
@@ -543,6 +550,8 @@ def test_a_run_goes_on_as_it_began(corpus, tmp_path):
     with pytest.raises(Mistake, match=r"letters has changed since .* began: the SHA-256 of .* differs"):
         run(other, tmp_path, resume=True, max_steps=9)
     assert (tmp_path / "config.toml").read_bytes() == before
+    with FileLock(tmp_path / LOCK), pytest.raises(BlockingIOError, match="in use by another process"):
+        run(corpus, tmp_path, resume=True, max_steps=9)
     assert run(corpus, tmp_path, resume=True, max_steps=9, backend="chunked", precision="auto")[1]
 
 
@@ -601,9 +610,3 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_pat
     with pytest.raises(Mistake, match="must be one that can serve here, got triton"):
         fit(model, corpus, replace(config, train=replace(TRAIN, backend="triton")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_two_fits_do_not_share_a_folder(corpus, tmp_path):
-    model, config = start()
-    with FileLock(tmp_path / LOCK), pytest.raises(BlockingIOError, match="in use by another process"):
-        fit(model, corpus, config, tmp_path)
