@@ -108,20 +108,6 @@ def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
     assert f"--data is {moved} in {run}, and cannot change now" in sentence, "there are no checksums"
 
 
-def test_the_split_of_each_file_is_printed_and_logged(home, capsys, tmp_path):
-    for name in ("train.txt", "val.txt", "test.txt"):
-        (tmp_path / "own" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "own" / name).write_text("the quick brown fox\n" * 30)
-    (tmp_path / "own" / "logo.png").write_bytes(b"\0")
-    run = tmp_path / "own" / "run"
-    for resume in ([], ["--resume", "--train.max-steps", "6"]):
-        capsys.readouterr()
-        assert main(["train", "text-small", "--data", str(tmp_path / "own"), "--out", str(run), *TINY, *resume]) == 0
-        told = "train: train.txt; valid: val.txt; test: test.txt."
-        assert told in capsys.readouterr().out and told in (run / "log.txt").read_text()
-    assert "Left out: logo.png (binary), run (written by txl)." in (run / "log.txt").read_text()
-
-
 def test_compiling_without_a_compiler_is_refused(home, capsys, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     sentence = refused(["train", "text-small", "--data", "text.txt", "--train.compile"], capsys)

@@ -158,17 +158,6 @@ def test_a_fine_tuned_run_resumes_with_its_first_vocabulary(home: Path):
     assert Path("runs/words2/checkpoints/step_00000004").is_dir()
 
 
-@pytest.mark.parametrize("unit", ["char", "word", "bpe"])
-def test_a_folder_of_characters_words_or_byte_pairs(unit: str, home: Path, capsys):
-    Path(unit).mkdir()
-    for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
-        (Path(unit) / name).write_text("Ünïcode wörds and   möre of them\n\nin lines\n" * 40)
-    arguments = ["train", "text-words", "--data", unit, "--out", f"runs/{unit}", "--corpus.unit", unit, *TINY]
-    shown = printed([*arguments, *words("--corpus.reset-documents --train.max-steps 3")], capsys)
-    assert ("bpc" if unit == "char" else "ppl") in shown
-    assert json.loads(printed(f"generate runs/{unit} --max-tokens 8 --prompt 'Ünïcode wörds' --json", capsys))["text"]
-
-
 def test_a_published_corpus_from_its_files_to_new_text(home: Path, monkeypatch, capsys):
     """As sentences in a new order each epoch."""
     text = b'He said , " no @-@ one " .\nShe did n\'t .\n' * 40

@@ -110,7 +110,8 @@ def test_a_run_of_ids_resumes_and_its_vocabulary_may_be_larger(home: Path, capsy
     wide = ["train", "text-fast", "--data", "chars", *SHORT, *STATIC, *words("--eval.split valid --out runs/wide")]
     assert main([*wide, "--model.vocab-size", "300"]) == 0
     assert len(load_model("runs/wide").vocab) == 300
-    assert "Resumed from step 4" in printed("train --resume --out runs/wide --train.max-steps 6", capsys)
+    shown = printed("train --resume --out runs/wide --train.max-steps 6", capsys)
+    assert "Resumed from step 4" in shown and "train: train.bin; valid: val.bin." in shown
     np.save("other.npy", [7, 299] * 99)
     printed("eval runs/wide --data other.npy", capsys)
     narrow = ["train", "text-fast", "--data", "chars", *SHORT, "--model.vocab-size", "9", "--out", "runs/narrow"]

@@ -189,7 +189,6 @@ def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
     assert main([*words(line), *TINY]) == 0
     told = "train.backend is strided: native cannot serve: TXL_NATIVE=0 switches it off; "
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(told)]
-    monkeypatch.delenv("TXL_NATIVE")
     assert main([*words(line), *TINY, "--resume"]) == 0
     line = (
         "train text-small --data text.txt --out other --train.backend strided --train.device cpu --model.kind vaswani"

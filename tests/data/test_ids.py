@@ -312,13 +312,6 @@ class TestJsonLines:
             open_corpus(tmp_path)
 
 
-def test_a_byte_order_mark_moves_no_cut(tmp_path: Path) -> None:
-    text = "".join(f"line {number}\n" for number in range(200))
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt"), unit="char"))
-    assert "".join(corpus.vocab.decode(corpus.split(name).ids) for name in SPLITS) == text
-
-
 @pytest.mark.parametrize("unit", ["id", "byte"])
 def test_a_large_file_stays_on_disk(tmp_path: Path, unit: Unit) -> None:
     file = tmp_path / ("large.npy" if unit == "id" else "large.txt")

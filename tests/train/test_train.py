@@ -400,41 +400,23 @@ def test_a_process_of_a_launch_does_not_train_alone(corpus, tmp_path, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
+PATHS = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
 COMPILED = """
 import torch
-from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
-from transformer_xl.config.settings import TrainConfig
-from transformer_xl.train.compiled import compile_objective, compiled
-from transformer_xl.train.objective import Objective
+from ranks import ALONE, CASES, findings, trainer_of
 
-torch.manual_seed(0)
-torch.set_default_dtype(torch.float64)  # in float32 sums in another order differ in more digits
-model = TransformerXL(TransformerXLConfig(vocab_size=7, n_layer=1, n_head=2, d_head=3, d_model=6, d_inner=5))
-ids = torch.randint(7, (2, 13))
-lengths, results = Lengths(tgt_len=4, mem_len=4), []
-with torch.no_grad():
-    _, full = model(ids[:, :4], ids[:, 1:5], None, lengths)  # one length of memory: one graph for the C++ compiler
-for how in ("eager", "compiled"):
-    objective = Objective(model, alpha=0.2, beta=0.1)
-    if how == "compiled":
-        compile_objective(objective, TrainConfig())
-    memory, losses = full, []
-    for start in (4, 8):
-        rows = ids[:, start : start + 4], ids[:, start + 1 : start + 5]
-        with compiled(usual=how == "compiled"):
-            loss, _, memory = objective(*rows, memory, lengths)
-        losses.append(loss)
-    with compiled(usual=how == "compiled"):
-        results.append((torch.stack(losses), *torch.autograd.grad(sum(losses), list(model.parameters()))))
-torch.testing.assert_close(*results, rtol=1e-12, atol=1e-14)
+CASES["AR and TAR"] = {"n_layer": 1}, {"ar_alpha": 0.2, "tar_beta": 0.1}
+found = [findings(trainer_of("AR and TAR", ALONE, compile=compiled)) for compiled in (True, False)]
+torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)  # float64: sums in another order
 """
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
 @pytest.mark.timeout(400)
-def test_a_compiled_model_gives_the_same_losses_and_gradients():
+def test_a_compiled_model_trains_as_one_that_is_not():
     """This runs in a separate process, without the type checker's import hook, which cannot be compiled."""
-    subprocess.run([sys.executable, "-c", COMPILED], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
+    environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, env=environment)
 
 
 GRAPHS = """
@@ -482,9 +464,8 @@ for case, steps in {
 @pytest.mark.timeout(400)
 def test_every_kind_of_training_compiles_with_the_same_result():
     """The counting backend runs graphs unchanged, so results are equal up to the order of sums."""
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-c", GRAPHS], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+        [sys.executable, "-c", GRAPHS], env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     counts = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
