@@ -31,13 +31,11 @@ from transformer_xl.commands.length import Length
 from transformer_xl.commands.main import COMMANDS, command_class, main, users_sentence
 from transformer_xl.commands.recl import Recl
 from transformer_xl.config.recipe import TYPES, load_recipe
-from transformer_xl.config.settings import CorpusConfig, RunConfig, TransformerXLConfig
+from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus, Header
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.reading import Span, pieces, read_file, read_text
 from transformer_xl.data.vocab import Unit, Vocab
-from transformer_xl.model.baselines import build_model
-from transformer_xl.run.checkpoint import save_checkpoint
 from transformer_xl.run.folder import Run
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
@@ -350,12 +348,6 @@ class TestPrompts:
         refused = not prompt.isprintable() or any("\ud800" <= c <= "\udfff" for c in prompt)
         assert json.loads(told)["text"] is not None if status == 0 else refused, told
         tried(["generate", run, "--max-tokens", "2", f"--prompt={prompt}"], capsys)
-
-    def test_a_prompt_outside_a_closed_vocabulary_is_refused_before_it_is_printed(self, home, capsys):
-        shape = TransformerXLConfig(vocab_size=2, n_layer=1, d_model=4, n_head=1, d_head=2, d_inner=4)
-        vocab, config = Vocab("char", ("a", "b")), RunConfig(model=shape)
-        save_checkpoint("closed", model=build_model(shape), vocab=vocab, config=config)
-        assert "'z'" in refused(words("generate closed --prompt az"), capsys)
 
     def test_a_prompt_of_invalid_bytes_is_continued(self, home):
         assert main(["generate", "run", "--max-tokens", "2", "--prompt", "\udcff"]) == 0

@@ -142,4 +142,3 @@ def test_the_choice_is_printed_recorded_and_not_made_again(capsys):
     assert main(words("train --data my --resume --train.max-steps 9")) == 0
     again = json.loads((run / "environment.json").read_text())
     assert (again["recipe"], again["why"]) == (facts["recipe"], facts["why"])
-    assert "RECIPE must be text-words, by which" in refused("train text-small --out runs/my --resume", capsys)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny_runs import TINY, printed, refused, sentences_of
 
+from transformer_xl.commands import env
 from transformer_xl.commands import main as cli
 from transformer_xl.commands.main import main
 from transformer_xl.data.library import library
@@ -114,20 +115,6 @@ def test_compiling_without_a_compiler_is_refused(home, capsys, monkeypatch):
     assert "C++ compiler" in sentence and not Path("runs").exists()
 
 
-def test_a_checkpoint_of_another_vocabulary_is_refused(home, capsys):
-    """A prepared corpus keeps its own vocabulary; plain text would be read with the run's."""
-    from transformer_xl.config.settings import CorpusConfig
-    from transformer_xl.data.corpus import Corpus
-
-    text = b"a few words of text\n" * 9
-    splits = {"train": text, "valid": text, "test": text}
-    Corpus.build(home / "words", splits, CorpusConfig(unit="word"), name="words")
-    sentence = refused(["train", "text-words", "--data", "words", "--init", "run", *TINY], capsys)
-    assert "vocabulary" in sentence and "256 bytes" in sentence
-    sentence = refused(["eval", "run", "--data", "words"], capsys)
-    assert "vocabulary" in sentence and "256 bytes" in sentence
-
-
 @pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 2), (errno.EIO, 2), (errno.EPIPE, 141)])
 @pytest.mark.parametrize("fails", ["write", "flush"])
 def test_failing_output_is_reported_unless_its_reader_ended(number, status, fails, monkeypatch, capsys):
@@ -159,15 +146,6 @@ def test_closed_input_is_empty(home):
 def test_output_that_is_closed_is_missed_by_all_but_training(home, line, status, told, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)  # as Python finds it
     assert main(line) == status and capsys.readouterr().err == told
-
-
-def test_an_interrupt_is_reported(monkeypatch, capsys):
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("transformer_xl.commands.env.Env.run", interrupted)
-    assert main(["env"]) == 130
-    assert capsys.readouterr().err == "txl: Interrupted.\n"
 
 
 @pytest.mark.parametrize("fault", ["int('x')", "[][0]", "import numpy; numpy.zeros(3).reshape(2)", "assert False"])
@@ -223,7 +201,7 @@ def test_env_check_keeps_a_verdict_on_one_card_of_each_kind(tmp_path, monkeypatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for why, said in ((None, "They passed, after"), ("d q is wrong", "They failed (d q is wrong), after")):
         monkeypatch.setattr("transformer_xl.ops.testing.fault_of", lambda *on, why=why: tried.append(on[1]) or why)
-        assert main(["env", "--check"]) == 0
+        env.check_cards()
         assert said in capsys.readouterr().err
         kept = [json.loads(file.read_text()) for file in tmp_path.rglob("*.json")]
         assert {each["card"] for each in kept} == {*kinds} and len(kept) == 2

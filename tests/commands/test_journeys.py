@@ -147,17 +147,6 @@ def test_fine_tuning_starts_from_the_weights_and_vocabulary_of_a_run(home: Path,
     assert (config.corpus.unit, config.corpus.newlines) == ("byte", "keep")
 
 
-def test_a_fine_tuned_run_resumes_with_its_first_vocabulary(home: Path):
-    Path("one.txt").write_text("a b c d e f g\n" * 60)
-    Path("two.txt").write_text("a b c d e f g a b c d e x\n" * 60)
-    few = [*TINY, "--train.max-steps", "2"]
-    assert main(["train", "text-words", "--data", "one.txt", "--out", "runs/words1", *few]) == 0
-    begin = ["train", "text-words", "--data", "two.txt", "--out", "runs/words2"]
-    assert main([*begin, "--init", "runs/words1", *few]) == 0
-    assert main([*begin[:2], *begin[4:], "--resume", "--train.max-steps", "4"]) == 0
-    assert Path("runs/words2/checkpoints/step_00000004").is_dir()
-
-
 def test_a_published_corpus_from_its_files_to_new_text(home: Path, monkeypatch, capsys):
     """As sentences in a new order each epoch."""
     text = b'He said , " no @-@ one " .\nShe did n\'t .\n' * 40

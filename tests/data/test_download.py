@@ -253,7 +253,7 @@ class TestArchives:
             assert {file.name for file in Path(folder).iterdir()} <= {"a", ".a.lock"}
 
     @pytest.mark.parametrize("content", [b"<html>Not Found</html>", b"", bytes(2000), gzip.compress(CONTENT)])
-    def test_a_file_that_is_not_an_archive_is_refused(self, root, content) -> None:
+    def test_a_file_that_is_no_archive_stays_as_it_is(self, root, content) -> None:
         (root / "a").write_bytes(content)
         with unpack_if_archive(root / "a", root / "in") as found:
             assert found == root / "a"
