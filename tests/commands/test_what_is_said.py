@@ -11,7 +11,7 @@ from shlex import split as words
 
 import pytest
 import torch
-from tiny_runs import TINY, printed
+from tiny_runs import TINY, printed, refused
 
 from transformer_xl import TransformerXLConfig, load_model
 from transformer_xl.commands.eval import _warn_of_short_streams
@@ -96,8 +96,7 @@ def test_a_launch_with_wrong_numbers_is_refused_in_one_sentence(wrong, environme
         told = capsys.readouterr().err
         assert told.startswith("txl: The variable ") and told.count("\n") == 1 and next(iter(wrong)) in told
     environment(**LAUNCH)
-    assert main(["eval", "nowhere"]) == 2
-    assert "rank 1: txl eval runs in one process" in capsys.readouterr().err
+    assert "rank 1: txl eval runs in one process" in refused(["eval", "nowhere"], capsys)
 
 
 NOWHERE = ["gpu", "meta", "cuda:x", "cuda:-1", "CPU", "", "cpu:0", "cuda:2", "cuda:999999999"]

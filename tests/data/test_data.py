@@ -15,6 +15,7 @@ import shutil
 import threading
 import time
 import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -53,6 +54,14 @@ splits = {"train": b"a b\n\nb c\n", "valid": b"a b\n", "test": b"b c\n"}
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+def put(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """The folder, with these files below it."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
 
 
 @pytest.mark.parametrize("how", ["overwritten", "grown", "replaced"])
@@ -128,8 +137,7 @@ def test_an_endless_line_or_word_is_refused(tmp_path, monkeypatch, name, unit) -
 
 
 def test_documents_are_not_reset_in_one_stream(tmp_path: Path) -> None:
-    for name in ("train.txt", "valid.txt", "test.txt"):
-        (tmp_path / name).write_bytes(b"a text of words\n" * 99)
+    put(tmp_path, dict.fromkeys(("train.txt", "valid.txt", "test.txt"), b"a text of words\n" * 99))
     config = CorpusConfig(name=str(tmp_path), reset_documents=True)
     with pytest.raises(Mistake, match=r"corpus\.reset_documents must be false for .*, which is one document a split"):
         open_corpus(config)
@@ -140,8 +148,7 @@ def test_documents_are_not_reset_in_one_stream(tmp_path: Path) -> None:
 
 def test_a_model_of_documents_scores_one_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`txl eval` has no option by which the settings of the training text could be left out."""
-    for number in range(9):
-        (tmp_path / f"{number}.txt").write_bytes(b"a text of words\n" * 99)
+    put(tmp_path, {f"{number}.txt": b"a text of words\n" * 99 for number in range(9)})
     run, other = tmp_path / "run", tmp_path / "8.txt"
     reset, train = ["--corpus.reset-documents", "true"], ["train", "text-small", *TINY]
     assert main([*train, "--data", str(tmp_path), *reset, "--out", str(run)]) == 0
@@ -351,11 +358,10 @@ class TestCorpus:
     def test_a_store_replaces_a_store_and_nothing_else(self, tmp_path: Path) -> None:
         Corpus.build(tmp_path / "store", splits)
         assert Corpus.build(tmp_path / "store", splits | {"train": b"xyz"}).header.splits["train"].tokens == 3
-        (tmp_path / "mine").mkdir()
-        (tmp_path / "mine" / "thesis.txt").touch()
+        mine = put(tmp_path / "mine", {"thesis.txt": b""})
         with pytest.raises(ValueError, match="is not a token store"):
-            Corpus.build(tmp_path / "mine", splits)
-        assert (tmp_path / "mine" / "thesis.txt").exists()
+            Corpus.build(mine, splits)
+        assert (mine / "thesis.txt").exists()
 
     def test_a_split_has_at_least_one_target(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="valid split of store must have at least 2 tokens"):
@@ -407,9 +413,7 @@ class TestAnyText:
     )
     def test_the_usual_names_name_splits(self, tmp_path: Path, names: str) -> None:
         """The test split must not train the model: a file is in the split that it names, and in no other."""
-        for name in names.split():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_bytes(f"{name} ".encode() * 30)
+        put(tmp_path, {name: f"{name} ".encode() * 30 for name in names.split()})
         texts = texts_of(tmp_path, "byte")
         assert texts.keys() == {"train", "valid", "test"}
         spelt = {"train": "train", "val": "valid", "dev": "valid", "test": "test"}
@@ -418,8 +422,7 @@ class TestAnyText:
             assert found == [f"{name} ".encode() * 30 for name in own] and own
 
     def test_a_folder_without_a_valid_split_takes_it_from_train(self, tmp_path: Path) -> None:
-        for name, text in {"train.txt": b"r" * 190 + b"v" * 10, "test.txt": b"t" * 50, "README.md": b"no"}.items():
-            (tmp_path / name).write_bytes(text)
+        put(tmp_path, {"train.txt": b"r" * 190 + b"v" * 10, "test.txt": b"t" * 50, "README.md": b"no"})
         texts = read_splits(tmp_path, "byte")
         assert texts_of(tmp_path, "byte") == {"train": [b"r" * 190], "valid": [b"v" * 10], "test": [b"t" * 50]}
         assert texts.notes == [
@@ -463,25 +466,20 @@ class TestAnyText:
         ],
     )
     def test_a_folder_that_names_splits_for_some_files_is_refused(self, tmp_path, names, sentence) -> None:
-        for name in names.split():
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_bytes(b"text " * 30)
+        put(tmp_path, dict.fromkeys(names.split(), b"text " * 30))
         with pytest.raises(ValueError, match=sentence):
             read_splits(tmp_path, "byte")
 
     def test_a_name_that_only_contains_a_split_word_names_no_split(self, tmp_path: Path) -> None:
-        for name in ("how-to-train-your-dragon.txt", "contest.txt", "tests.txt", "train.py", "test.py"):
-            (tmp_path / name).write_bytes(b"text " * 30)
+        names = ("how-to-train-your-dragon.txt", "contest.txt", "tests.txt", "train.py", "test.py")
+        put(tmp_path, dict.fromkeys(names, b"text " * 30))
         assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 150
 
     def test_runs_stores_and_binary_files_are_left_out_with_a_note(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "arrays.npz", np.zeros(9))
         for kind, marks in {"run": ("config.toml", "environment.json"), "store": ("corpus.json", "vocab.json")}.items():
-            (tmp_path / kind / "inner").mkdir(parents=True)
-            for name in (*marks, "log.txt", "inner/text.txt"):
-                (tmp_path / kind / name).write_text("not a text")
-        (tmp_path / "a.txt").write_bytes(b"text " * 40)
-        (tmp_path / "empty.txt").touch()
+            put(tmp_path / kind, dict.fromkeys((*marks, "log.txt", "inner/text.txt"), b"not a text"))
+        put(tmp_path, {"a.txt": b"text " * 40, "empty.txt": b""})
         texts = read_splits(tmp_path, "byte")
         assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 40
         assert texts.notes[1:] == [
@@ -490,10 +488,8 @@ class TestAnyText:
 
     @pytest.mark.parametrize("kind", ["zip", "tar", "gztar"])
     def test_an_archive_is_the_folder_that_was_packed(self, tmp_path: Path, kind: str) -> None:
-        folder = tmp_path / "texts"
-        for name in ("train/a.txt", "valid/b.txt", "test/c.txt", "logo.png"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(name * 20 if name != "logo.png" else "\0")
+        names = ("train/a.txt", "valid/b.txt", "test/c.txt")
+        folder = put(tmp_path / "texts", {"logo.png": b"\0"} | {name: name.encode() * 20 for name in names})
         archive = shutil.make_archive(str(folder), kind, tmp_path, "texts")
         found, packed = open_corpus(CorpusConfig(name=str(folder))), open_corpus(CorpusConfig(name=archive))
         assert all((found.split(split).ids == packed.split(split).ids).all() for split in SPLITS)
@@ -518,10 +514,8 @@ class TestAnyText:
         assert corpus.split("test").ids.tolist() == [2, 1, 0]
 
     def test_files_are_joined_in_order_and_hidden_ones_left_out(self, tmp_path: Path) -> None:
-        (tmp_path / "b" / ".git").mkdir(parents=True)
-        for name in ("b/c", "a", "b/.git/x", ".hidden", "z"):
-            (tmp_path / name).write_bytes(f"{name} ".encode() * 40)
-        (tmp_path / "empty").touch()
+        names = ("b/c", "a", "b/.git/x", ".hidden", "z")
+        put(tmp_path, {"empty": b""} | {name: f"{name} ".encode() * 40 for name in names})
         os.mkfifo(tmp_path / "pipe")
         parts = read_splits(tmp_path, "word").splits
         glued = b"".join(b"".join(pieces(text, "word")) for texts in parts.values() for text in texts)
@@ -619,9 +613,7 @@ class TestPublished:
             cuts=(10, 15),
         )
         monkeypatch.setitem(DATASETS, "tiny", known)
-        (tmp_path / "source").mkdir()
-        (tmp_path / "source" / "tiny.xz").write_bytes(lzma.compress(self.TEXT))
-        return tmp_path / "source"
+        return put(tmp_path / "source", {"tiny.xz": lzma.compress(self.TEXT)})
 
     @pytest.fixture
     def words(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -637,11 +629,7 @@ class TestPublished:
             vocab_file="list",
         )
         monkeypatch.setitem(DATASETS, "words", known)
-        folder = tmp_path / "words"
-        folder.mkdir()
-        for name, text in files.items():
-            (folder / name).write_bytes(text)
-        return folder
+        return put(tmp_path / "words", files)
 
     def test_each_treatment_of_line_ends_is_a_store(self, tiny: Path, home: Path) -> None:
         config = CorpusConfig(name="tiny", newlines="drop")
@@ -735,9 +723,7 @@ class TestPublished:
         files = dict.fromkeys(known.files, digest(spelled))
         protocol = Protocol(5, dict.fromkeys(SPLITS, SplitCounts(5, 5)))
         monkeypatch.setitem(DATASETS, "ptb-char", replace(known, files=files, protocols={"keep": protocol}))
-        for name in files:
-            (tiny / name).write_bytes(spelled)
-        corpus = prepare("ptb-char", tiny)
+        corpus = prepare("ptb-char", put(tiny, dict.fromkeys(files, spelled)))
         assert corpus.vocab.decode(corpus.split("test").ids) == "ab c\n"
 
     def test_a_file_without_a_digest_must_be_text_to_its_end(self, words: Path, monkeypatch) -> None:

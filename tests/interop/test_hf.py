@@ -162,6 +162,8 @@ def test_continuing_from_a_memory_equals_generating_at_once(pair):
     for tokens in (1, 8, memory.get_seq_length()):
         with pytest.raises(ValueError, match=f"more than the 16 tokens that past_key_values has seen, got {tokens}. "):
             theirs.generate(first.sequences[:, :tokens], **{name: memory}, **options)
+    with pytest.raises(Mistake, match="would read the text twice"):
+        theirs.generate(first.sequences, **{name: memory}, **options, use_cache=False)
 
 
 def padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -342,14 +344,6 @@ def test_keys_that_are_kept_while_a_text_is_written_are_those_of_the_memory(tmp_
         assert theirs.train()(text(2, 1), past_key_values=copy(written)).past_key_values._kept is None
         with pytest.raises(Mistake, match="memory must hold"):
             theirs.eval().float()(text(2, 1), past_key_values=written)
-
-
-def test_a_memory_and_the_whole_text_again_are_refused(pair):
-    _, theirs, _ = pair
-    found = theirs.generate(text(1, 6), max_new_tokens=2, return_dict_in_generate=True)
-    [name] = {"cache", "past_key_values"} & set(found)
-    with pytest.raises(Mistake, match="would read the text twice"):
-        theirs.generate(found.sequences, **{name: found[name]}, max_new_tokens=2, use_cache=False)
 
 
 def test_the_trainer_shifts_the_labels_of_label_smoothing(pair, tmp_path):

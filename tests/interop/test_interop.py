@@ -228,9 +228,7 @@ def test_impossible_vocabularies_are_refused(tmp_path, symbols):
 def test_weights_in_several_files_are_read(tmp_path):
     home = Path(__file__).parents[1] / "golden" / "huggingface" / "div2-partial"
     shutil.copy(home / "config.json", tmp_path)
-    weights = next(home.glob("model.safetensors"), None) or home / "pytorch_model.bin"
-    state = load_file(weights) if weights.suffix == ".safetensors" else torch.load(weights, weights_only=True)
-    first, *others = state
+    first, *others = state = load_file(home / "model.safetensors")
     save_file({first: state[first].clone()}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({name: state[name].clone() for name in others}, tmp_path / "model-00002-of-00002.safetensors")
     assert same(read_model(tmp_path, "huggingface").model, read_model(home, "huggingface").model)
