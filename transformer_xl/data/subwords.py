@@ -187,7 +187,7 @@ def renumber(content: str, order: Sequence[int]) -> str:
     for token in settings["added_tokens"]:
         token["id"] = new_ids[token["id"]]
     settings["added_tokens"].sort(key=lambda token: token["id"])
-    return json.dumps(settings, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(settings)
 
 
 def cuts(text: bytes | bytearray) -> Iterator[int]:
