@@ -212,6 +212,19 @@ def test_without_a_folder_to_write_nothing_is_built(elsewhere: Path, monkeypatch
     assert len(lines) == 1 and "cannot be written. Set TXL_HOME" in lines[0]
 
 
+def test_a_build_gets_its_name_when_the_disk_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, path = [], tmp_path / "native" / "kernels.so"
+
+    def compiled(command: list[str], **_: Any) -> None:
+        Path(command[command.index("-o") + 1]).write_bytes(b"a library")
+
+    monkeypatch.setattr(subprocess, "run", compiled)
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_size, path.exists())))
+    path.parent.mkdir()
+    native._compile("c++", path)
+    assert synced == [(9, False)] and path.read_bytes() == b"a library"
+
+
 def test_a_build_that_cannot_be_loaded_is_not_used(elsewhere: Path) -> None:
     native.library().parent.mkdir(mode=0o755)
     native.library().write_bytes(b"no library")

@@ -163,6 +163,8 @@ def _compile(compiler: str, path: Path) -> None:
         list(pool.map(run, commands))
         run([compiler, "-shared", *FLAGS, *units.values(), "-o", str(built), *links])
         built.chmod(0o755)
+        with built.open("rb+") as file:  # a library that a power failure cut short ends every process that loads it
+            os.fsync(file.fileno())
         built.replace(path)
 
 
