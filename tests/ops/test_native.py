@@ -198,6 +198,7 @@ def test_a_failed_build_is_said_in_a_line(elsewhere: Path, monkeypatch: pytest.M
     assert len(lines) == 2 and "error" in lines[1] and "slower" in lines[1]
     [note] = native.library().parent.iterdir()
     assert "error" in note.read_text()
+    assert f"{note} says why" in str(native_refusal(CPU, torch.float32))
     native.build(lines.append)
     assert len(lines) == 3 and str(note) in lines[2], "a build that failed is tried again"
 

@@ -79,7 +79,7 @@ def library() -> Path:
 def _module(path: Path) -> tuple[ModuleType | None, str | None]:
     """The kernels, or None and the reason."""
     if not path.exists():
-        return None, f"it is not built for this machine; {_BUILD} builds it"
+        return None, f"it is not built for this machine; {_advice(path)}"
     if reason := _doubt(path):
         return None, reason
     try:
@@ -89,7 +89,13 @@ def _module(path: Path) -> tuple[ModuleType | None, str | None]:
         spec.loader.exec_module(module)
         return module, None
     except ImportError as error:
-        return None, f"its build {path} cannot be loaded ({error}); {_BUILD} builds it again"
+        return None, f"its build {path} cannot be loaded ({error}); {_advice(path)} again"
+
+
+def _advice(path: Path) -> str:
+    """How to get a build. After one that failed, no command tries again while its reason is there."""
+    failure = path.with_suffix(".txt")
+    return (f"{failure} says why a build failed: remove it, then " if failure.exists() else "") + f"{_BUILD} builds it"
 
 
 def _doubt(path: Path) -> str | None:
@@ -139,6 +145,7 @@ def build(say: Callable[[str], None]) -> None:
         say(f"The kernels could not be built, so PyTorch's slower ones serve: {line[:300]}")
         with suppress(OSError):
             failure.write_text(reason)
+        _module.cache_clear()
 
 
 def compiler() -> str | None:
