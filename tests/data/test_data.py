@@ -381,12 +381,16 @@ class TestAnyText:
         file = tmp_path_factory.getbasetemp() / "cut.txt"
         text = (text.replace("\0", "").replace("\ufeff", "") + " ") * 100 + "\n"
         file.write_bytes(text.encode())
-        parts = {split: b"".join(texts) for split, texts in texts_of(file, unit).items()}
+        found = texts_of(file, unit)
+        parts = {split: b"".join(texts) for split, texts in found.items()}
         assert parts["train"] + parts["valid"] + parts["test"] == text.encode()
         if unit == "char":
             assert "".join(part.decode() for part in parts.values()) == text
         if unit == "word":
             assert [word for part in parts.values() for word in part.decode().split()] == text.split()
+        if unit != "byte":
+            file.write_bytes(b"\xef\xbb\xbf" + text.encode())
+            assert texts_of(file, unit) == found, "a byte order mark moved a cut"
 
     def test_words_are_cut_after_lines_unless_lines_are_long(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"word word\n" * 95)
