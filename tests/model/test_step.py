@@ -107,58 +107,41 @@ def test_it_gives_the_numbers_of_memory(engine: None, native: bool, kind: dict, 
 @given(data=st.data())
 @torch.no_grad()
 def test_rows_come_and_go(engine: None, native: bool, kind: dict, data: st.DataObject) -> None:
-    """Each row equals a memory of its own, whenever others are put, taken or reset."""
+    """Each row equals a memory of its own length, whenever others are put, taken, left out or reset, also in a copy."""
     model = inference_model(**kind) if native else small_model(**kind)
     call = lengths(data.draw(st.integers(1, 7)), tgt_len=4)
-    step, memories = Step(model, model.empty_cache(3, call), call), [model.empty_memory(1, call) for _ in range(3)]
+    step, own = Step(model, model.empty_cache(3, call), call), [(model.empty_memory(1, call), call) for _ in range(3)]
     for seed in range(data.draw(st.integers(1, 6))):
-        row, size = data.draw(st.integers(0, 2)), data.draw(st.integers(1, 9))
-        what = data.draw(st.sampled_from(["a new text", "its own past", "nothing"]))
+        row, size = data.draw(st.integers(0, len(own) - 1)), data.draw(st.integers(1, 9))
+        changes = ["a new text", "its own past"] if step.rows is None else []
+        what = data.draw(st.sampled_from([*changes, "fewer rows", "a copy", "nothing"]))
+        memory, short = own[row]
         if what == "a new text":
-            prompt = text(1, size, seed=seed)
-            step.put(row, model.log_probs(prompt, model.empty_cache(1, call), call)[1])
-            memories[row] = model.log_probs(prompt, model.empty_memory(1, call), call)[1]
+            prompt, reach = text(1, size, seed=seed), data.draw(st.integers(1, call.mem_len))
+            short = lengths(reach, reach + 1)
+            step.put(row, model.log_probs(prompt, model.empty_cache(1, short), short)[1], reach=reach)
+            own[row] = model.log_probs(prompt, model.empty_memory(1, short), short)[1], short
         elif what == "its own past":
             kept = step.take(row)
+            assert kept.length <= short.mem_len
             step.put(row, model.log_probs(text(1, 7, seed=2), model.empty_cache(1, call), call)[1])
-            step.put(row, kept)
+            step.put(row, kept, reach=short.mem_len)
+        elif what == "fewer rows":
+            whole, order = step, data.draw(st.permutations(range(len(own))))[: size % len(own) + 1]
+            step, own = step.select(torch.tensor(order)), [own[i] for i in order]
+            assert step._readers is whole._readers, "a CUDA graph would be recorded for each selection"
+        elif what == "a copy":
+            before, step = step, deepcopy(step)
+            steps(before, text(len(own), size))
         else:
-            step.reset(torch.arange(3) == row)
-            memories[row] = memories[row].reset(torch.tensor([True]))
-        ids = text(3, data.draw(st.integers(1, 2 * call.mem_len)), seed=9 + seed)
+            step.reset(torch.arange(len(own)) == row)
+            own[row] = memory.reset(torch.tensor([True])), short
+        ids = text(len(own), data.draw(st.integers(1, 2 * call.mem_len)), seed=9 + seed)
         found = steps(step, ids)
-        for other, own in enumerate(ids):
-            expected, memories[other] = follow(model, own[None], memories[other], call)
+        for other, (memory, short) in enumerate(own):
+            expected, memory = follow(model, ids[other : other + 1], memory, short)
+            own[other] = memory, short
             assert_close(found[other : other + 1], expected)
-
-
-@pytest.mark.parametrize(("native", "kind"), [BOTH[i] for i in (0, 6, 9, 11, 19)])
-@torch.no_grad()
-def test_selected_rows_keep_their_numbers_and_are_reset_alone(engine: None, native: bool, kind: dict) -> None:
-    model, call = inference_model(**kind) if native else small_model(**kind), lengths(5)
-    step, memory = begin(model, text(4, 7), call)
-    for rows, ended in (([3, 0, 2], [False, True, False]), ([2, 1], [True, False])):
-        whole, step = step, step.select(torch.tensor(rows))
-        assert step._readers is whole._readers, "a CUDA graph would be recorded for each selection"
-        memory = memory.select(torch.tensor(rows))
-        step.reset(torch.tensor(ended))
-        memory, ids = memory.reset(torch.tensor(ended)), text(len(rows), 9, seed=len(rows))
-        expected, memory = follow(model, ids, memory, call)
-        assert_close(steps(step, ids), expected)
-
-
-@pytest.mark.parametrize("kind", [{}, VARIANTS["n-grams"]], ids=["plain", "n-grams"])
-@torch.no_grad()
-def test_a_row_may_see_less_than_the_step_allows(kind: dict) -> None:
-    model, call, short = small_model(**kind), lengths(6), lengths(2, 3)
-    prompt, ids = text(1, 9), text(2, 11, seed=1)
-    step = Step(model, model.empty_cache(2, call), call)
-    _, memory = model.log_probs(prompt, model.empty_memory(1, short), short)
-    step.put(1, model.log_probs(prompt, model.empty_cache(1, short), short)[1], reach=2)
-    found = steps(step, ids)
-    assert_close(found[1:], follow(model, ids[1:], memory, short)[0])
-    assert_close(found[:1], follow(model, ids[:1], model.empty_memory(1, call), call)[0])
-    assert step.take(1).length == 2
 
 
 @torch.no_grad()
@@ -329,18 +312,6 @@ def test_a_row_that_is_taken_out_and_put_back_keeps_its_bits(engine: None, nativ
         steps(step, ids[:, :7])
         step.put(1, kept, slot=slot)
         assert torch.equal(steps(step, ids[:, age : age + 20])[1], expected)
-
-
-@pytest.mark.parametrize("native", [False, True])
-@torch.no_grad()
-def test_a_copy_goes_on_alone(engine: None, native: bool) -> None:
-    step, _ = begin(small_model(dtype=torch.float32), text(2, 9), lengths(6))
-    ids = text(2, 12, seed=1)
-    steps(step, ids[:, :3])
-    copied = deepcopy(step)
-    steps(step, ids[:, 6:])
-    other, _ = begin(small_model(dtype=torch.float32), text(2, 9), lengths(6))
-    assert torch.equal(steps(copied, ids[:, 3:6]), steps(other, ids[:, :6])[:, 3:])
 
 
 @torch.no_grad()
