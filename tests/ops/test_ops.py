@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,17 +134,9 @@ def break_backend(fault: str, call: Call) -> Tensor:
             call = call._replace(scale=scale * (1 + 1e-4))
         case "a key in bf16":
             call = call._replace(k=k.bfloat16().to(k.dtype))
-        case "a window that is one key short":
-            call = call._replace(mask=mask._replace(attn_len=mask.attn_len - 1))
-        case "a row that shows its padding":
-            call = call._replace(mask=mask._replace(first=mask.first.clamp(max=k.shape[2] - q.shape[2])))
         case "one key's gradient missing":
             own = torch.arange(k.shape[2])[:, None] == k.shape[2] - q.shape[2]
             call = call._replace(k=torch.where(own, k.detach(), k))
-        case "a softmax whose normaliser has no gradient":
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Tensor, "softmax", lambda x, dim: (x - x.logsumexp(dim, keepdim=True).detach()).exp())
-                return attend(call)
         case "sums over queries in the dtype of the inputs":
             memory, outs = k.shape[2] - q.shape[2], []
             for i in range(q.shape[2]):  # autograd adds the gradients of these calls one by one
@@ -154,20 +147,11 @@ def break_backend(fault: str, call: Call) -> Tensor:
     return attend(call)
 
 
-FINE = ["a scale that is 1e-4 off", "a key in bf16"]
-COARSE = [
-    "a window that is one key short",
-    "a row that shows its padding",
-    "one key's gradient missing",
-    "a softmax whose normaliser has no gradient",
-]
-
-
 @pytest.mark.parametrize(
     ("fault", "dtype"),
     [
-        *((fault, dtype) for fault in FINE for dtype in ("fp64", "fp32")),
-        *((fault, dtype) for fault in COARSE for dtype in DTYPES),
+        *product(("a scale that is 1e-4 off", "a key in bf16"), ("fp64", "fp32")),
+        *product(["one key's gradient missing"], DTYPES),
         ("sums over queries in the dtype of the inputs", "bf16"),
     ],
 )
@@ -188,7 +172,10 @@ BIDIRECTIONAL = {"causal": False, "look_ahead": 5, "end": (13, 9, 13)}
 
 @each_backend
 @pytest.mark.parametrize("changes", [{}, BIDIRECTIONAL], ids=["causal", "both directions"])
-def test_dropout(backend: str, changes: dict[str, Any]) -> None:
+def test_dropout(backend: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that each block has another mask."""
+    monkeypatch.setattr(chunked, "SCORES", 60)
+    monkeypatch.setattr(chunked, "QUERIES", 4)
     assert_dropout(backend, replace(DROPPED, **changes))
 
 
@@ -221,22 +208,6 @@ def test_small_blocks_change_nothing(name: str, scores: int, monkeypatch: pytest
     case = CASES[name]
     for dtype in DTYPES.values():
         assert_contract("chunked", case, dtype)
-
-
-def test_each_block_has_another_dropout_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "SCORES", 60)
-    monkeypatch.setattr(chunked, "QUERIES", 4)
-    assert_dropout("chunked")
-
-
-def test_auto_follows_its_rule() -> None:
-    cpu, fp32 = torch.device("cpu"), torch.float32
-    few, many = choice.STRIDED_SCORES, choice.STRIDED_SCORES + 1
-    assert resolve_backend("auto", cpu, fp32, 64, training=True, scores=few)[0] == "strided"
-    assert resolve_backend("auto", cpu, fp32, 64, training=True, scores=many)[0] == "chunked"
-    assert resolve_backend("auto", cpu, fp32, 64, training=False, scores=many)[0] == "sdpa"
-    assert resolve_backend("reference", cpu, fp32, 64, training=True, scores=many)[0] == "reference"
-    assert "CUDA" in str(choice.triton_refusal(cpu, fp32, 64))
 
 
 def test_auto_takes_the_fused_kernels_only_on_a_card_where_they_passed(monkeypatch, tmp_path) -> None:
