@@ -71,10 +71,10 @@ def test_every_pass_starts_from_the_unchanged_trained_weights(rule: str) -> None
 
 
 @each_rule
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_steps_follow_the_equation(rule: str, batch_size: int) -> None:
+@pytest.mark.parametrize(("batch_size", "decay"), [(1, 0.2), (2, 0.2), (1, 3.0)])
+def test_steps_follow_the_equation(rule: str, batch_size: int, decay: float) -> None:
     model, ids = small_model(**VARIANTS["bands"], dropout=0.4, train=True), text_of(40)
-    learning, found = dynamic(model, rule), []
+    learning, found = dynamic(model, rule, decay=decay), []
     copy, memory, how = small_model(**VARIANTS["bands"]), None, RULES[rule]
     for segment in segments(ids, batch_size):
         nll, memory = copy(segment.ids, segment.targets, memory, CALL)
@@ -86,7 +86,7 @@ def test_steps_follow_the_equation(rule: str, batch_size: int) -> None:
                 assert w.grad is not None
                 r = torch.ones_like(w) if learning.rms is None else learning.rms[i]
                 rate = how["lr"] / (r + how["epsilon"]) if rule == "rms" else how["lr"]
-                w += (how["decay"] * r).clamp(max=1) * (w0 - w) - rate * w.grad
+                w += (decay * r).clamp(max=1) * (w0 - w) - rate * w.grad
     torch.testing.assert_close(losses(learning, ids, batch_size), torch.cat(found, 1))
 
 
@@ -114,19 +114,6 @@ def test_gradients_are_measured_on_each_document_from_an_empty_memory() -> None:
     ]
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
-
-
-@each_rule
-def test_decay_reaches_the_trained_weights_at_most(rule: str) -> None:
-    model, part = small_model(), text(1, 6)
-    learner = dynamic(model, rule, decay=1e6, lr=0.0).for_inference()
-    with torch.no_grad():
-        for w in learner.model.parameters():
-            w += 1
-    learner(part, part, None, CALL)
-    roots = learner.rms or [torch.ones_like(w) for w in model.parameters()]
-    for w, w0, r in zip(learner.model.parameters(), model.parameters(), roots, strict=True):
-        torch.testing.assert_close(w[r * 1e6 > 1], w0[r * 1e6 > 1])
 
 
 @each_rule

@@ -248,17 +248,22 @@ def test_a_temperature_applies_to_the_whole_distribution(variant, temperature, m
         torch.testing.assert_close(model(ids, targets, None, LENGTHS)[0], nll)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("eval")
+def saved(folder: Path, **shape: Any) -> Path:
+    """A run in a folder with its text."""
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
-    model = small_model(vocab_size=256, dtype=torch.float32)
+    model = small_model(vocab_size=256, dtype=torch.float32, **shape)
     config = RunConfig(
+        model=model.config,
         corpus=CorpusConfig(name=str(folder / "text.txt")),
-        train=TrainConfig(tgt_len=8, mem_len=8, attn_len=5),
+        train=TrainConfig(tgt_len=8, mem_len=8, attn_len=None if shape else 5),
         eval=EvalConfig(batch_size=2, max_tokens=60),
     )
     return save_checkpoint(folder / "run", model=model, vocab=BYTES, config=config)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("eval"))
 
 
 class TestRun:
@@ -282,50 +287,37 @@ class TestRun:
             "attn_len": None,
         }
 
-    def test_sliding_reads_one_stream(self, run, capsys):
+    @pytest.mark.parametrize("shape", [{}, {"kind": "lstm"}], ids=str)
+    def test_sliding_reads_one_stream(self, shape, capsys, tmp_path):
+        run = saved(tmp_path, **shape)
         found = self.told(run, capsys, sliding=3, tgt_len=6)["results"][0]["nats"]
         lines = (run.parent / "text.txt").read_text().splitlines(keepends=True)  # the last two are the test split
         alone = evaluate(
-            Sliding(small_model(vocab_size=256, dtype=torch.float32), 6, 3),
+            Sliding(small_model(vocab_size=256, dtype=torch.float32, **shape), 6, 3),
             StreamLoader(BYTES.encode("".join(lines[-2:])), batch_size=1, tgt_len=7, max_tokens=60),
             LENGTHS,
         )
         assert math.isclose(found, alone.nats, rel_tol=1e-6)
 
-    @pytest.mark.parametrize("kind", ["lstm", "qrnn"])
-    def test_recurrent_models_read_sliding_windows_too(self, kind, capsys, tmp_path):
-        (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
-        model = small_model(vocab_size=256, kind=kind, dtype=torch.float32)
-        config = RunConfig(model=model.config, corpus=CorpusConfig(name=str(tmp_path / "text.txt")))
-        run = save_checkpoint(tmp_path / "run", model=model, vocab=BYTES, config=config)
-        found = self.told(run, capsys, sliding=3, tgt_len=6, max_tokens=20)["results"][0]
-        assert found["targets"] == 20 and found["mem_len"] == 0
-
-    def test_a_text_without_splits_is_scored_whole(self, run, capsys, tmp_path):
+    def test_a_text_is_read_whole_unless_it_has_splits_or_one_is_named(self, run, capsys, own_folder):
         """Every target of the named file, not only the last 5 %."""
-        (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)
-        asked = {"data": str(tmp_path / "other.txt"), "max_tokens": 0}
-        found = self.told(run, capsys, **asked)
-        assert found["split"] == "all" and found["results"][0]["targets"] == 30 * 16 - 1
-        assert self.told(run, capsys, split="all", **asked)["results"][0]["nats"] == found["results"][0]["nats"]
-        assert self.told(run, capsys, split="test", **asked)["results"][0]["targets"] == 24 - 1
-        Eval(run, device="cpu", data=asked["data"]).run()
-        shown = capsys.readouterr()
-        assert "other.txt, all" in shown.out and "all: other.txt." in shown.err
-
-    def test_a_text_that_names_its_splits_has_a_test_split(self, run, capsys, tmp_path):
-        for split, count in {"train": 9, "dev": 5, "test": 3}.items():
-            (tmp_path / f"{split}.txt").write_text("a fox\n" * count)
-        for split, targets in {None: 3 * 6 - 1, "all": 17 * 6 - 1}.items():
-            found = self.told(run, capsys, data=str(tmp_path), max_tokens=0, split=split)
-            assert found["results"][0]["targets"] == targets
-
-    def test_training_text_is_reported_as_such(self, run, capsys):
+        for name, count in {"train.txt": 9, "dev.txt": 5, "test.txt": 3}.items():
+            Path(name).write_text("a fox\n" * count)
+        for name in ("other.txt", "ptb"):
+            Path(name).write_text("a fox and a dog\n" * 30)
         own = str(run.parent / "text.txt")
-        assert self.told(run, capsys, split="all", max_tokens=0)["results"][0]["targets"] == 40 * 44 - 1
-        capsys.readouterr()
-        Eval(run, device="cpu", data=own).run()
-        assert "trained this model, and is read whole: --split test" in capsys.readouterr().err
+        for data, asked, targets, said in (
+            ("other.txt", None, 30 * 16 - 1, "all: other.txt."),
+            ("other.txt", "all", 30 * 16 - 1, ""),
+            ("other.txt", "test", 24 - 1, ""),
+            (".", None, 3 * 6 - 1, ""),
+            (".", "all", 17 * 6 - 1, ""),
+            (own, None, 40 * 44 - 1, "trained this model, and is read whole: --split test"),
+            ("ptb", None, 30 * 16 - 1, "ptb is read here, not the corpus of that name"),
+        ):
+            Eval(run, device="cpu", data=data, split=asked, max_tokens=0, json=True).run()
+            shown = capsys.readouterr()
+            assert json.loads(shown.out)["results"][0]["targets"] == targets and said in shown.err, data
 
     @pytest.mark.parametrize(("rule", "lr"), [("sgd", 0.02), ("rms", 0.1)])
     def test_dynamic_evaluation_learns_and_at_a_rate_of_zero_does_not(self, run, capsys, rule, lr):
@@ -334,13 +326,6 @@ class TestRun:
         still = self.told(run, capsys, **how | {"dynamic_lr": 0.0})["results"][0]["loss"]
         learned = [result["loss"] for result in self.told(run, capsys, mem_len=(8, 3), **how)["results"]]
         assert math.isclose(still, plain, rel_tol=1e-6) and learned[0] < plain - 0.05 and learned[1] != learned[0]
-
-    def test_a_text_named_as_a_corpus_is_read_as_in_training(self, run, capsys, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "ptb").write_text("a fox and a dog\n" * 30)
-        assert self.told(run, capsys, data="ptb", max_tokens=0)["results"][0]["targets"] == 30 * 16 - 1
-        Eval(run, device="cpu", data="ptb", max_tokens=10).run()
-        assert "ptb is read here, not the corpus of that name" in capsys.readouterr().err
 
     def test_gradients_for_another_text_are_measured_on_the_runs_own(self, run, capsys, tmp_path):
         (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)

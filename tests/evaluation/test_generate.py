@@ -156,11 +156,6 @@ def test_a_batch_of_unequal_prompts_equals_each_prompt_alone(make, sampling, len
         assert ids_of_rows(model, [one], own, 12, lengths) == [together[row]]
 
 
-def test_a_model_that_takes_no_padding_refuses_it():
-    with pytest.raises(Mistake, match="rows of one length"):
-        without_padding().empty_memory(2, LENGTHS, valid=torch.tensor([0, -1]))
-
-
 @pytest.mark.parametrize("make", [TableModel, transformer], ids=["table", "transformer"])
 @pytest.mark.parametrize("lives", [(4, 30, 1), (1, 4, 30), (30, 1, 4)], ids=str)
 def test_rows_may_end_before_other_rows(make, lives):
