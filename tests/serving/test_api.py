@@ -236,12 +236,6 @@ def test_a_wrong_body_or_header_is_told_as_what_it_is(live: Live) -> None:
     assert "prompt is wrong" in error["message"] and "valid string, got ['a']" in error["message"]
 
 
-def test_the_first_token_of_ids_counts() -> None:
-    with live_server(language_model(), limits=Limits(prompt_tokens=100)) as live:
-        assert live.post(prompt=[10] * 100, max_tokens=0)["usage"]["prompt_tokens"] == 100
-        live.post(prompt=[10] * 101, max_tokens=0, status=400)
-
-
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_text_that_ends_inside_a_character_goes_on_with_its_rest(live: Live, cut: int) -> None:
     raw = [*b"ab", *"\u754c".encode()]
@@ -319,10 +313,12 @@ def test_other_mistakes_have_openais_form(live: Live) -> None:
         assert error.status_code == status and error.json()["error"]["message"].endswith(".")
 
 
-def test_a_large_body_is_refused() -> None:
+def test_a_long_prompt_or_a_large_body_is_refused() -> None:
     limits = Limits(prompt_tokens=100)
     most = limits.body_bytes
     with live_server(language_model(), limits=limits) as live:
+        assert live.post(prompt=[10] * 100, max_tokens=0)["usage"]["prompt_tokens"] == 100, "the first one counts"
+        live.post(prompt=[10] * 101, max_tokens=0, status=400)
         live.post(prompt="a" * 100, user="b" * (most - 200))
         for content in (b"a" * (most + 1), iter([b"a" * (most // 2)] * 3)):
             answer = live.client.post("/v1/completions", content=content, headers=JSON)
