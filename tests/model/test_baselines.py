@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -26,32 +25,20 @@ def made(train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any
     return model
 
 
-# Shaw's attention, one query and key at a time
+# Shaw's attention
 
 
-def by_hand(model: Any, layer: int, x: np.ndarray, mem: int, call: Lengths) -> np.ndarray:
+def by_hand(model: Any, layer: int, x: Tensor, mem: int, call: Lengths) -> Tensor:
     """The sublayer's output before the residual, for one row; the last len(x) - mem positions are queries."""
     attention, config = model.backbone.layers[layer].attention, model.config
-    w_q, w_k, w_v = (w.reshape(config.n_head, config.d_head, -1) for w in np.split(array(attention.qkv.weight), 3))
-    out, farthest = [], config.positions - 1 if call.clamp_len is None else min(config.positions - 1, call.clamp_len)
-    for i in range(mem, len(x)):
-        heads = []
-        for h in range(config.n_head):
-            scores, values = [], []
-            for j in range(max(0, i + 1 - (call.attn_len or len(x))), i + 1):
-                row = config.positions - 1 - min(i - j, farthest)
-                query, key = w_q[h] @ x[i], w_k[h] @ x[j]
-                value = query @ key + query @ array(model.backbone.distances)[layer, row, h]
-                scores.append(value / math.sqrt(config.d_head))
-                values.append(w_v[h] @ x[j])
-            share = np.exp(np.array(scores) - max(scores))
-            heads.append((share / share.sum()) @ np.array(values))
-        out.append(array(attention.output.weight) @ np.concatenate(heads))
-    return np.array(out)
-
-
-def array(x: Tensor) -> np.ndarray:
-    return x.detach().numpy()
+    q, k, v = attention.qkv(x).unflatten(-1, (3, config.n_head, config.d_head)).unbind(-3)
+    distance = torch.arange(mem, len(x))[:, None] - torch.arange(len(x))
+    farthest = config.positions - 1 if call.clamp_len is None else min(config.positions - 1, call.clamp_len)
+    table = model.backbone.distances[layer].flip(0)  # from distance 0 on
+    score = torch.einsum("thk,tshk->hts", q[mem:], k + table[distance.clamp(0, farthest)]) / config.d_head**0.5
+    hidden = (distance < 0) | (distance >= (call.attn_len or len(x)))
+    share = score.masked_fill(hidden, -torch.inf).softmax(-1)
+    return attention.output(torch.einsum("hts,shk->thk", share, v).flatten(1))
 
 
 @pytest.mark.parametrize("call", [lengths(9), lengths(9, clamp_len=3), lengths(9, 4)], ids=["plain", "clamp", "window"])
@@ -69,8 +56,7 @@ def test_shaw_by_hand(call: Lengths, backend: str) -> None:
             x = torch.cat([memory.layers[number], after.memory.layers[number][:, -5:]], 1)
             outputs = [*(m[:, -5:] for m in after.memory.layers[1:]), after.hidden]
             found = outputs[number] - x[:, 6:]
-            expected = by_hand(model, number, array(layer.attention.norm(x))[0], 6, call)
-            torch.testing.assert_close(found[0], torch.from_numpy(expected))
+            torch.testing.assert_close(found[0], by_hand(model, number, layer.attention.norm(x)[0], 6, call))
 
 
 # Absolute positions
