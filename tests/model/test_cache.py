@@ -57,13 +57,14 @@ def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) ->
     pieces = data.draw(st.sampled_from([[1] * 17, [3] * 5 + [2], [2, 13, 1, 1]]))  # tgt_len is 3
     for part in ids.split(pieces, dim=1):
         rows = len(memory.counts)
-        cache.fork().reset([True] * rows)  # a fork has its own buffers
+        cache.fork().reset(torch.ones(rows, dtype=torch.bool))  # a fork has its own buffers
         expected, memory = model.hidden(part[:rows], memory, call)
         found, cache = model.hidden(part[:rows], cache, call)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(cache.counts, memory.counts)
         ended = data.draw(st.none() | st.integers(0, rows - 1))
-        memory, cache = (state.reset([row == ended for row in range(rows)]) for state in (memory, cache))
+        marks = torch.tensor([row == ended for row in range(rows)])
+        memory, cache = memory.reset(marks), cache.reset(marks)
         if rows == 3 and data.draw(st.booleans()):
             order = torch.tensor(data.draw(st.permutations(range(rows)))[:2])
             memory, cache = memory.select(order), cache.select(order)
