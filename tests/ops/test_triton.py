@@ -14,6 +14,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -348,9 +349,10 @@ def test_kernels_for_real_gpus(name: str, target: int, tmp_path: Path, monkeypat
 
 @compiles
 def test_kernels_of_a_step_spill_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.7 puts nothing on the stack, 3.8 16 bytes of one kernel; spilled tiles are hundreds."""
+    """Newer versions of Triton put a few bytes of one kernel on the stack; spilled tiles are hundreds."""
+    allowed = {"3.8": 16, "3.9": 8}.get(version("triton")[:3], 0)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert max(use["stack"] for use in kernels.step_kernels([90]).values()) <= 16
+    assert max(use["stack"] for use in kernels.step_kernels([90]).values()) <= allowed
 
 
 @runs

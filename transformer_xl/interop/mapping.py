@@ -104,19 +104,19 @@ def fill(model: TransformerXL, source: Source) -> None:
     missing: dict[int, str] = {}
     filled: set[int] = set()
     for entry in found:
-        place = parameters[entry.ours][entry.rows or ...]  # the gain of QK-norm is one number
+        own = parameters[entry.ours][entry.rows or ...]  # the gain of QK-norm is one number
         array = source.arrays.get(entry.theirs)
         if array is None:
-            missing.setdefault(place.data_ptr(), entry.theirs)
+            missing.setdefault(own.data_ptr(), entry.theirs)
             continue
         array = array[None] if entry.ours in _BIASES.values() and array.ndim == 2 else array
-        fault = _fault(array, place, place.data_ptr() in filled)
+        fault = _fault(array, own, own.data_ptr() in filled)
         if fault is None:
-            place.copy_(array)
+            own.copy_(array)
         else:
             problems.append(f"{source.spelling(entry.theirs)} must {fault}")
-        filled.add(place.data_ptr())
-    problems += [f"{name} is missing" for place, name in missing.items() if place not in filled]
+        filled.add(own.data_ptr())
+    problems += [f"{name} is missing" for address, name in missing.items() if address not in filled]
     covered = {id(parameters[entry.ours]) for entry in found}
     ours = [name for name, parameter in model.named_parameters() if id(parameter) not in covered]
     problems += [f"{name} of this package is nowhere in it" for name in ours]
@@ -126,13 +126,13 @@ def fill(model: TransformerXL, source: Source) -> None:
         raise Mistake(f"{source.path} does not hold the model it should: {listing(problems, 12)}.")
 
 
-def _fault(array: Tensor, place: Tensor, filled: bool) -> str | None:
-    """The fault of an array, as the words after "must". A place is `filled` by the first array that is tied to it."""
-    if array.shape != place.shape:
-        return f"be {dimensions(place.shape)} but is {dimensions(array.shape)}"
+def _fault(array: Tensor, own: Tensor, filled: bool) -> str | None:
+    """The fault of an array, as the words after "must". Weights are `filled` by the first array of their ties."""
+    if array.shape != own.shape:
+        return f"be {dimensions(own.shape)} but is {dimensions(array.shape)}"
     if not array.isfinite().all():
         return "be finite but holds numbers that are not"
-    if filled and not torch.equal(array.to(place.dtype), place):
+    if filled and not torch.equal(array.to(own.dtype), own):
         return "equal what it is tied to but differs"
     return None
 

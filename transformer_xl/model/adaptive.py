@@ -25,8 +25,6 @@ from .modules import Ids, Vectors, as_ids, as_targets
 
 _FEW_ROWS = 512
 """On a GPU the gradient of a table with at most this many rows is a product, because sorting the ids takes longer."""
-
-
 MOST_SCORES = 1 << 24
 """Maximum number of scores of the whole vocabulary held at once."""
 

@@ -113,7 +113,7 @@ class Run:
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the last `keep` and the best one of the last two ways to measure the loss."""
         if keep < 1:
-            raise Mistake(f"keep must be at least 1, for the last checkpoint, got {keep}. None keeps all.")
+            raise Mistake(f"keep must be at least 1, because the last checkpoint stays, got {keep}. None keeps all.")
         # A damaged one must not stop a run.
         kept = {*self.checkpoints()[-keep:], *self._lowest(strict=False)[:2]}
         for path in self.checkpoints():

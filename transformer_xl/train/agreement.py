@@ -14,7 +14,7 @@ from ..config.settings import RunConfig, TrainConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..run.folder import Run
-from ..runtime.files import SEAL, digest_of_json
+from ..runtime.files import SEAL, digest_of, digest_of_json
 from ..runtime.ranks import Ranks
 
 SHARED_SECONDS = 60
@@ -69,7 +69,7 @@ def check_folder(run: Run, ranks: Ranks) -> None:
 
 
 def _content(file: Path) -> str | None:
-    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else None
+    return digest_of(file) if file.exists() else None
 
 
 def _digest(content: object) -> UInt8[Tensor, " N"]:
