@@ -137,11 +137,22 @@ struct Call {
 
   // The keys [low, high) that query i of row b sees.
   std::pair<int64_t, int64_t> seen(int64_t b, int64_t i) const {
+    if (i >= T) return {0, 0};
     int64_t own = S - T + i;
     int64_t from = first ? first->const_data_ptr<int64_t>()[b * T + i] : 0;
     int64_t to = until ? until->const_data_ptr<int64_t>()[b * T + i] : S;
     if (own < from || own >= to) return {0, 0};
     return {std::max({from, own - window + 1, int64_t(0)}), std::min({to, own + ahead + 1, S})};
+  }
+
+  // `low` and `high` of queries `first`, ..., and the keys from the first to the last that some of them see.
+  std::pair<int64_t, int64_t> seen(int64_t b, int64_t first, int64_t queries, int64_t* low, int64_t* high) const {
+    int64_t begin = S, end = 0;
+    for (int64_t n = 0; n < queries; ++n) {
+      std::tie(low[n], high[n]) = seen(b, first + n);
+      if (low[n] < high[n]) begin = std::min(begin, low[n]), end = std::max(end, high[n]);
+    }
+    return {begin, end};
   }
 };
 
@@ -228,9 +239,10 @@ struct Forward {
   const Call& call;
   int64_t chunk;  // queries that share packed keys, a multiple of m
   const T* table;
-  Heads<const T> q{call.q}, k{call.k}, v{call.v};
-  Heads<T> out;
+  const Tensor& out_;
   float* lse;  // [B, H, T]
+  Heads<const T> q{call.q}, k{call.k}, v{call.v};
+  Heads<T> out{out_};
   int64_t Kp = call.Kp, m = call.m;
   Buffer<T> content_q = buffer<T>(chunk * Kp), position_q = buffer<T>(chunk * Kp);
   Buffer<T> room = buffer<T>(call.most_n * Kp), k_packed = buffer<T>(call.most_n * Kp), v_packed = buffer<T>(call.most_n * Kp);
@@ -239,9 +251,6 @@ struct Forward {
   Buffer<float> sums = buffer<float>(chunk * Kp), keep = buffer<float>(call.most_n);
   Buffer<float> most = buffer<float>(chunk), weight = buffer<float>(chunk * W);
   Buffer<int64_t> low = buffer<int64_t>(chunk), high = buffer<int64_t>(chunk);
-
-  Forward(const Call& call, int64_t chunk, const T* table, const Tensor& out, float* lse)
-      : call(call), chunk(chunk), table(table), out(out), lse(lse) {}
 
   void operator()(int64_t unit) {
     int64_t chunks = (call.T + chunk - 1) / chunk;
@@ -253,11 +262,7 @@ struct Forward {
     std::fill_n(sums.get(), queries * Kp, 0.0f);
     std::fill_n(most.get(), queries, -INFINITE);
     std::fill_n(weight.get(), queries * W, 0.0f);
-    int64_t begin = call.S, end = 0;
-    for (int64_t n = 0; n < queries; ++n) {
-      std::tie(low[n], high[n]) = first + n < call.T ? call.seen(b, first + n) : std::make_pair<int64_t, int64_t>(0, 0);
-      if (low[n] < high[n]) begin = std::min(begin, low[n]), end = std::max(end, high[n]);
-    }
+    auto [begin, end] = call.seen(b, first, queries, low.get(), high.get());
     for (int64_t key = begin / W * W; key < end; key += call.most_n) panel(b, h, first, queries, key, end);
     finish(b, h, first, std::min(queries, call.T - first));
   }
@@ -349,7 +354,7 @@ void run_forward(const Call& call, const Tensor& out, float* lse) {
   auto units = [&] { return call.B * call.H * ((call.T + chunk - 1) / chunk); };
   while (chunk > call.m && units() < at::get_num_threads()) chunk = up(chunk / 2, call.m);
   auto table = packed_table<T>(call);
-  share_out<T>(units(), [&] { return Forward<T>(call, chunk, table.get(), out, lse); });
+  share_out<T>(units(), [&] { return Forward<T>{call, chunk, table.get(), out, lse}; });
 }
 
 using Given = std::optional<Tensor>;
@@ -361,11 +366,6 @@ Call call_of(Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor
   return {ready(q), ready(k), ready(v), ready(r), content_bias.contiguous(), position_bias.contiguous(),
           first,    until,    window,   ahead,    scale,                     dropout_p,
           seed,     m,        n};
-}
-
-template <typename... Others>
-int64_t key_count(const Tensor&, const Tensor& k, const Others&...) {
-  return k.size(2);
 }
 
 Tensor new_heads(const Tensor& x) {  // [B, H, L, K] as [B, L, H, K] in memory
@@ -408,7 +408,7 @@ struct Backward {
   Buffer<float> d_probability = buffer<float>(m * most_n), keep = buffer<float>(most_n);
   Buffer<T> probability = buffer<T>(m * most_n), d_score = buffer<T>(m * most_n), d_strip = buffer<T>(m * (m + most_n));
   Buffer<T> packed = buffer<T>(m * (m + most_n));
-  Buffer<int64_t> low = buffer<int64_t>(m), high = buffer<int64_t>(m);
+  Buffer<int64_t> low = buffer<int64_t>(up(call.T, m)), high = buffer<int64_t>(up(call.T, m));  // of a row or a block
 
   void operator()(int64_t unit) {
     int64_t h = unit % call.H, group = unit / call.H;
@@ -425,7 +425,7 @@ struct Backward {
   }
 
   void row(int64_t b, int64_t h, float* d_columns, float* d_bias) {
-    auto [begin, end] = seen(b, 0, call.T);
+    auto [begin, end] = call.seen(b, 0, call.T, low.get(), high.get());
     std::fill_n(sum_k.get(), Sp * Kp, 0.0f);
     std::fill_n(sum_v.get(), Sp * Kp, 0.0f);
     for (int64_t key = begin / most_n * most_n; key < end; key += most_n) {
@@ -437,7 +437,7 @@ struct Backward {
     }
     for (int64_t first = 0; first < call.T; first += m) {
       begin_block(b, h, first);
-      auto [begin, end] = seen(b, first, m);
+      auto [begin, end] = call.seen(b, first, m, low.get(), high.get());
       for (int64_t key = begin / most_n * most_n; key < end; key += most_n)
         block(b, h, first, key, std::min(most_n, up(end - key, WIDE)), d_columns);
       finish(b, h, first, d_bias);
@@ -446,17 +446,6 @@ struct Backward {
       put(sum_k.get() + key * Kp, key, d_k.at(b, h), d_k.position);
       put(sum_v.get() + key * Kp, key, d_v.at(b, h), d_v.position);
     }
-  }
-
-  // The keys from the first to the last that some of these queries see.
-  std::pair<int64_t, int64_t> seen(int64_t b, int64_t first, int64_t queries) {
-    int64_t begin = call.S, end = 0;
-    for (int64_t n = 0; n < queries; ++n) {
-      auto [from, to] = first + n < call.T ? call.seen(b, first + n) : std::make_pair<int64_t, int64_t>(0, 0);
-      if (from < to) begin = std::min(begin, from), end = std::max(end, to);
-      low[n % m] = from, high[n % m] = to;
-    }
-    return {begin, end};
   }
 
   void transpose_rows(const T* from, T* to) {  // [m, Kp] to [Kp, m]
@@ -573,7 +562,7 @@ void run_backward(const Call& call, int64_t groups, const Tensor& d_out, const T
 template <typename... Arguments>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(Tensor d_out, Tensor out, Tensor lse,
                                                                     Arguments... arguments) {
-  int64_t T = out.size(2), S = key_count(arguments...), panels = (S + 255) / 256;
+  int64_t T = out.size(2), S = std::get<1>(std::tie(arguments...)).size(2), panels = (S + 255) / 256;
   int64_t m = up(T, 32) * 6 < up(T, 64) * 5 ? 32 : 64;  // smaller blocks where a sixth or more of the rows would be padding
   Call call = call_of(arguments..., m, up((S + panels - 1) / panels, WIDE));
   d_out = ready(d_out);
