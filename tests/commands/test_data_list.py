@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import printed
 
 from transformer_xl.commands.main import main
-from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
+from transformer_xl.data.corpora.published import DATASETS, Dataset
 
 TEXT = b"the quick brown fox\n" * 40
 
@@ -40,7 +40,7 @@ def test_every_published_corpus_is_listed_before_anything_is_prepared(home, caps
 def test_what_is_prepared_is_listed_with_its_own_counts(home, monkeypatch, capsys):
     files = {"train": "", "valid": "", "more": ""}
     splits = {"train": ("train", "more"), "valid": ("valid",), "test": ("valid",)}
-    monkeypatch.setitem(DATASETS, "tiny", Dataset("word", files, (), {"keep": Protocol(None, {})}, splits))
+    monkeypatch.setitem(DATASETS, "tiny", Dataset("word", files, (), {"keep": {}}, splits))
     Path("copy").mkdir()
     for name in files:
         Path("copy", name).write_bytes(TEXT)

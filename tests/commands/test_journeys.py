@@ -16,7 +16,7 @@ from tiny_runs import printed
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
-from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
+from transformer_xl.data.corpora.published import DATASETS, Dataset
 from transformer_xl.run.metrics import Metrics
 
 TEXT = Path(os.__file__).read_bytes()[:20_000]
@@ -152,7 +152,7 @@ def test_a_published_corpus_from_its_files_to_new_text(home: Path, monkeypatch, 
     text = b'He said , " no @-@ one " .\nShe did n\'t .\n' * 40
     files = {"train": "", "valid": "", "mine.txt": ""}
     splits = {"train": ("train",), "valid": ("valid",), "test": ("valid",)}
-    protocols = {"sentence": Protocol(None, {})}
+    protocols = {"sentence": {}}
     known = Dataset("word", files, (), protocols, splits, counted=("train",), vocab_file="mine.txt")
     monkeypatch.setitem(DATASETS, "tiny", known)
     Path("tiny").mkdir()

@@ -34,7 +34,7 @@ from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data import reading
 from transformer_xl.data.corpora.preparing import prepare
-from transformer_xl.data.corpora.published import DATASETS, Dataset, DownloadSource, Protocol, SplitCounts, _protocol
+from transformer_xl.data.corpora.published import DATASETS, Dataset, DownloadSource, _protocol
 from transformer_xl.data.corpus import SPLITS, Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
@@ -613,7 +613,10 @@ class TestPublished:
             unit="byte",
             files={"tiny": digest(self.TEXT)},
             downloads=(),
-            protocols={"drop": _protocol(2, (8, 2), (3, 2), (4, 2)), "keep": _protocol(4, (10, 3), (5, 3), (6, 3))},
+            protocols={
+                "drop": _protocol(2, (8, 2, 0), (3, 2, 0), (4, 2, 0)),
+                "keep": _protocol(4, (10, 3, 0), (5, 3, 0), (6, 3, 0)),
+            },
             cuts=(10, 15),
         )
         monkeypatch.setitem(DATASETS, "tiny", known)
@@ -628,7 +631,7 @@ class TestPublished:
             unit="word",
             files={name: digest(text) for name, text in files.items()},
             downloads=(),
-            protocols={"sentence": Protocol(4, {"test": SplitCounts(5, 3, 2), "train": SplitCounts(11, 4, 3)})},
+            protocols={"sentence": _protocol(4, (11, 4, 3), (5, 3, 2), (5, 3, 2))},
             splits={"train": ("a.1", "a.2"), "valid": ("b",), "test": ("b",)},
             vocab_file="list",
         )
@@ -725,7 +728,7 @@ class TestPublished:
         spelled = b"a b _ c \n "
         known = DATASETS["ptb-char"]
         files = dict.fromkeys(known.files, digest(spelled))
-        protocol = Protocol(5, dict.fromkeys(SPLITS, SplitCounts(5, 5)))
+        protocol = _protocol(5, *[(5, 5, 0)] * 3)
         monkeypatch.setitem(DATASETS, "ptb-char", replace(known, files=files, protocols={"keep": protocol}))
         corpus = prepare("ptb-char", put(tiny, dict.fromkeys(files, spelled)))
         assert corpus.vocab.decode(corpus.split("test").ids) == "ab c\n"
@@ -752,11 +755,8 @@ class TestDownloaded:
         with serving() as server:
             script = server.put("tiny.zip", packed.getvalue())
             there = DownloadSource(server.url("tiny.zip"), len(packed.getvalue()), digest(packed.getvalue()))
-            protocol, origins = (
-                Protocol(2, {"train": SplitCounts(8, 2)}),
-                (DownloadSource(server.url("gone.zip")), there),
-            )
-            known = Dataset("byte", {"tiny": digest(text)}, (origins,), {"drop": protocol}, cuts=(10, 15))
+            origins = DownloadSource(server.url("gone.zip")), there
+            known = Dataset("byte", {"tiny": digest(text)}, (origins,), {"drop": {}}, cuts=(10, 15))
             monkeypatch.setitem(DATASETS, "tiny", known)
             threads = [threading.Thread(target=prepare, args=["tiny"]) for _ in range(2)]
             for thread in threads:
@@ -869,7 +869,7 @@ def test_every_published_corpus_has_three_splits_of_files_that_can_be_downloaded
     assert all(origin.name for origins in dataset.downloads for origin in origins), "the name of its file"
     if dataset.cuts and (whole := dataset.protocols.get("keep")):
         first, second = dataset.cuts
-        assert [whole.splits[split].tokens for split in ("train", "valid")] == [first, second - first]
+        assert [whole[f"tokens in {split}"] for split in ("train", "valid")] == [first, second - first]
 
 
 @needs_data

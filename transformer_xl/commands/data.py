@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -83,18 +84,19 @@ def corpus_facts(name: str, store: Path) -> dict[str, Any]:
             header, prepared = Header.read(store / "corpus.json"), "yes"
         except Mistake:
             prepared = "damaged"
-    counts, unit = {}, ""
+    counts: Mapping[str, int] = {}
+    unit = ""
     if header:
-        counts, unit = header.splits, header.unit
+        counts, unit = header.counts, header.unit
     elif published:
-        counts, unit = published.protocols[published.newlines].splits, published.unit
+        counts, unit = published.protocols[published.newlines], published.unit
     files = store.iterdir() if header else ()
     downloads = published.downloads if published else ()
     sizes = [next((origin.bytes for origin in origins if origin.bytes), 0) for origins in downloads]
     return {
         "name": name,
         "unit": unit,
-        "tokens": {split: counts[split].tokens if split in counts else None for split in SPLITS},
+        "tokens": {split: counts.get(f"tokens in {split}") for split in SPLITS},
         "download_bytes": sum(sizes) or None,
         "prepared": prepared,
         "store": str(store) if header else "",

@@ -31,6 +31,8 @@ from .vocab import Newlines, Unit, Vocab
 SPLITS = ("train", "valid", "test")
 WHOLE = "all"
 """The only split of a text that is not cut. For a corpus with splits, all of them one after another."""
+VOCABULARY, COUNTED = "entries of the vocabulary", ("tokens", "types", "unknown")
+"""What `Header.counts` counts, once and in each split."""
 FORMAT = "transformer-xl token store"
 VERSION = 4
 PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
@@ -83,6 +85,12 @@ class Header:
         if not (splits.keys() <= {*SPLITS} or splits.keys() == {WHOLE}):  # they are names of files
             raise Mistake(f"{path} is damaged: its splits have other names. {PREPARE_AGAIN}")
         return cls(splits=splits, **content)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts by which a corpus is compared with the published one."""
+        own = {f"{what} in {name}": vars(split)[what] for name, split in self.splits.items() for what in COUNTED}
+        return {VOCABULARY: self.vocab_size, **own}
 
     def to_json(self) -> dict[str, Any]:
         content = vars(self) | {"splits": {name: {**vars(split)} for name, split in self.splits.items()}}

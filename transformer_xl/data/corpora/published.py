@@ -4,7 +4,7 @@ Digests are of the decompressed files. Counts are as in the original preparation
 line end; lm1b also counts the `<S>` before the first sentence. All published vocabularies are closed: they hold exactly
 the words of the splits in `counted`, or of `vocab_file`, and a text with another word is refused unless one is `<unk>`.
 
-To add a corpus, start with `Protocol(None, {})`, run `txl data NAME --source FOLDER`, and copy the counts it prints.
+To add a corpus, start with the protocol `{}`, run `txl data NAME --source FOLDER`, and copy the counts it prints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from ..corpus import SPLITS
+from ..corpus import COUNTED, SPLITS, VOCABULARY
 from ..vocab import Newlines, Unit
 
 
@@ -34,23 +34,6 @@ class DownloadSource:
 
 
 @dataclass(frozen=True)
-class SplitCounts:
-    """Counts of the tokens of a split; None: not published. Leave out a split without any."""
-
-    tokens: int
-    types: int | None = None
-    unknown: int | None = 0
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """The counts of a corpus with one treatment of line ends."""
-
-    vocab_size: int | None
-    splits: Mapping[str, SplitCounts]
-
-
-@dataclass(frozen=True)
 class Dataset:
     """A corpus with a fixed protocol."""
 
@@ -59,8 +42,8 @@ class Dataset:
     """The digest of each file, "sha256:..." or "md5:..."; empty if none is published."""
     downloads: tuple[tuple[DownloadSource, ...], ...]
     """Files or archives that together have all files, each from the first address that works."""
-    protocols: Mapping[Newlines, Protocol]
-    """The counts by treatment of line ends, the published treatment first."""
+    protocols: Mapping[Newlines, Mapping[str, int]]
+    """What `Header.counts` must have, by treatment of line ends, the published treatment first."""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The files of each split; empty if `files` are one for each, or one that is cut."""
     cuts: tuple[int, int] | None = None
@@ -83,9 +66,12 @@ def _plain_characters(text: bytes) -> bytes:
     return text.replace(b" ", b"").replace(b"_", b" ")
 
 
-def _protocol(vocab_size: int, *counts: tuple[int, ...]) -> Protocol:
+def _protocol(vocab_size: int, *counts: tuple[int, int, int]) -> dict[str, int]:
     """A protocol with the numbers of tokens, types and unknown tokens of train, valid and test."""
-    return Protocol(vocab_size, {split: SplitCounts(*numbers) for split, numbers in zip(SPLITS, counts, strict=True)})
+    found = {VOCABULARY: vocab_size}
+    for split, numbers in zip(SPLITS, counts, strict=True):
+        found |= {f"{what} in {split}": number for what, number in zip(COUNTED, numbers, strict=True)}
+    return found
 
 
 def _wikitext(version: str, size: int, sha256: str) -> tuple[tuple[DownloadSource, ...]]:
@@ -149,8 +135,8 @@ DATASETS: dict[str, Dataset] = {
         files={"enwik8": "sha256:2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
         downloads=((_zip("enwik8", 36_445_475, "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),),),
         protocols={
-            "drop": _protocol(204, (88_982_818, 204), (4_945_742, 202), (4_943_417, 197)),
-            "keep": _protocol(205, (90_000_000, 205), (5_000_000, 203), (5_000_000, 198)),
+            "drop": _protocol(204, (88_982_818, 204, 0), (4_945_742, 202, 0), (4_943_417, 197, 0)),
+            "keep": _protocol(205, (90_000_000, 205, 0), (5_000_000, 203, 0), (5_000_000, 198, 0)),
         },
         cuts=(90_000_000, 95_000_000),
     ),
@@ -166,7 +152,7 @@ DATASETS: dict[str, Dataset] = {
                 ),
             ),
         ),
-        protocols={"keep": _protocol(27, (90_000_000, 27), (5_000_000, 27), (5_000_000, 27))},
+        protocols={"keep": _protocol(27, (90_000_000, 27, 0), (5_000_000, 27, 0), (5_000_000, 27, 0))},
         cuts=(90_000_000, 95_000_000),
     ),
     "ptb": Dataset(
@@ -183,7 +169,7 @@ DATASETS: dict[str, Dataset] = {
         unit="char",
         files=_PTB_CHAR,
         downloads=(_PTB_ARCHIVES,),
-        protocols={"keep": _protocol(50, (5_017_482, 50), (393_042, 50), (442_423, 48))},
+        protocols={"keep": _protocol(50, (5_017_482, 50, 0), (393_042, 50, 0), (442_423, 48, 0))},
         spelling=_plain_characters,
     ),
     "wikitext-2": Dataset(
@@ -198,7 +184,7 @@ DATASETS: dict[str, Dataset] = {
         unit="word",
         files=_WIKITEXT_2_RAW,
         downloads=_wikitext("2-raw", 4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
-        protocols={"keep": _protocol(84_608, (2_088_628, 76_617), (217_646, 19_883), (245_569, 21_142))},
+        protocols={"keep": _protocol(84_608, (2_088_628, 76_617, 0), (217_646, 19_883, 0), (245_569, 21_142, 0))},
     ),
     "wikitext-103": Dataset(
         unit="word",
@@ -222,11 +208,7 @@ DATASETS: dict[str, Dataset] = {
             (_LM1B_ARCHIVE,),
             (DownloadSource("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt"),),
         ),
-        protocols={
-            "sentence": Protocol(
-                793_471, {"valid": SplitCounts(159_659, None, None), "test": SplitCounts(159_659, None, None)}
-            )
-        },
+        protocols={"sentence": {VOCABULARY: 793_471, "tokens in valid": 159_659, "tokens in test": 159_659}},
         splits={"train": _LM1B_TRAIN, "valid": (_LM1B_TEST,), "test": (_LM1B_TEST,)},
         vocab_file=_LM1B_VOCAB,
     ),
