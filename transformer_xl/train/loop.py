@@ -101,7 +101,6 @@ def fit(
         trainer = _trainer(model, segments, config.train, run.latest if resume else None, ranks)
         if ranks.first:
             run.tidy(config.train.keep)
-            run.metrics.truncate(trainer.step)
         received = stack.enter_context(_deferred_signals(ranks))
         # after the line above, so it ends first: signals are still deferred while the last checkpoint is written
         writer = stack.enter_context(BackgroundWriter(kept=ranks.first))
@@ -218,7 +217,10 @@ class _Loop:
     def train(self) -> None:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
         trainer, settings, received = self.trainer, self.config.train, self.received
-        stopping = self._lacks_validation() and not self._validate()
+        lacks = self._lacks_validation()
+        if trainer.ranks.first:
+            self.run.metrics.truncate(trainer.step, validated=not lacks)
+        stopping = lacks and not self._validate()
         while trainer.step < settings.max_steps and not stopping:
             if getattr(sys.stdout, "reader_left", False):
                 received.append("closed pipe")
@@ -247,12 +249,7 @@ class _Loop:
     def _lacks_validation(self) -> bool:
         """Whether the last process ended before it had saved the validation of this step, of which nothing is kept."""
         step = self.trainer.step
-        if not step or not self._validation_due():
-            return False
-        lacks = read_header(self.run.checkpoint(step)).get("valid_loss") is None
-        if lacks and self.trainer.ranks.first:
-            self.run.metrics.truncate(step, validated=False)
-        return lacks
+        return step > 0 and self._validation_due() and read_header(self.run.checkpoint(step)).get("valid_loss") is None
 
     def _say(self, line: str) -> None:
         if self.trainer.ranks.first:
