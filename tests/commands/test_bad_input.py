@@ -325,15 +325,6 @@ def test_a_damaged_store_is_refused_or_gives_the_same_figures(dice, copied, whol
     assert ("odd" in told) if status else figures(told) == whole
 
 
-@pytest.mark.parametrize("file", ["vocab.json", "config.json", "model.safetensors"])
-def test_a_file_of_another_checkpoint_is_refused(copied, file, capsys):
-    odd = copied(CHECKPOINT)
-    shutil.copy(CHECKPOINT.replace("run", "words") + f"/{file}", odd / file)
-    for line in ("eval odd", "convert odd --to-format huggingface --to new"):
-        assert "odd" in refused(words(line), capsys)
-        assert not Path("new").exists()
-
-
 class TestPrompts:
     """Prompts for a model to continue."""
 

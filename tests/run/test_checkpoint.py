@@ -203,21 +203,17 @@ def test_one_sentence_lists_every_mismatch(tmp_path, model):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.json", "training.safetensors"])
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_truncated_file_is_refused_in_one_sentence(tmp_path, model, name, share):
+def test_a_changed_cut_or_missing_file_is_refused_in_one_sentence(tmp_path, model, name):
     folder = save(tmp_path, model, 3, training=TrainingState(3, tensors={"x": torch.ones(3)}))
-    path = folder / name
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    with pytest.raises(ValueError, match=rf"{name} is cut short, damaged or of another kind"):
-        (load_training if name.startswith("training") else load_model)(folder)
-
-
-@pytest.mark.parametrize("name", ["config.json", "vocab.json"])
-def test_a_missing_file_is_refused_in_one_sentence(tmp_path, model, name):
-    folder = save(tmp_path, model, 3)
-    (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
-        load_model(folder)
+    path, load_from = folder / name, load_training if name.startswith("training") else load_model
+    whole = path.read_bytes()
+    for content in (whole[:-1] + b" ", whole[:-1], b""):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name} is cut short, damaged or of another kind"):
+            load_from(folder)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing|holds no checkpoint"):
+        load_from(folder)
 
 
 def test_foreign_files_are_refused_in_one_sentence(tmp_path, model):
@@ -229,12 +225,15 @@ def test_foreign_files_are_refused_in_one_sentence(tmp_path, model):
     (tmp_path / "run" / "config.toml").touch()
     with pytest.raises(FileNotFoundError, match="run has no checkpoint yet"):
         load_model(tmp_path / "run")
-    torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
+    torch.save({"weight": torch.ones(9999)}, tmp_path / "model.pt")
     with pytest.raises(FileNotFoundError, match=r"model\.pt holds no checkpoint"):
         load_model(tmp_path / "model.pt")
     folder = save(tmp_path, model, 3)
     (tmp_path / "model.pt").replace(altered(folder) / "model.safetensors")
     with pytest.raises(ValueError, match=r"model\.safetensors is cut short, damaged or of another kind"):
+        load_model(folder)
+    (folder / "config.json").write_text("[" * 99_999)
+    with pytest.raises(ValueError, match=r"config\.json is cut short, damaged or of another kind"):
         load_model(folder)
     (folder / "config.json").write_text('{"architectures": ["TransfoXLLMHeadModel"]}')
     with pytest.raises(ValueError, match="not a checkpoint of transformer-xl"):
