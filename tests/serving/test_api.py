@@ -142,8 +142,6 @@ def test_the_harness_gets_what_it_reads(live: Live) -> None:
         assert len(costs) == len(more) and logprobs["token_logprobs"][0] is None
         for token, cost, top in zip(logprobs["tokens"][start:-1], costs, tops, strict=True):
             assert top[token] == cost and max(top.values()) >= cost
-    whole = live.model.score("A bird \u00e9 sang").nats[-5:]
-    np.testing.assert_allclose(answer["choices"][0]["logprobs"]["token_logprobs"][-6:-1], -whole, atol=1e-6)
 
 
 def test_the_names_of_tokens_are_unique() -> None:
@@ -163,7 +161,6 @@ def test_a_shorter_memory_forgets(live: Live) -> None:
     np.testing.assert_allclose(first[6 + reach :], other[6 + reach :], atol=1e-5)
     assert abs(first[6] - other[6]) > 1e-3
     live.post(prompt="a", mem_len=16)
-    assert "from 1 to 16" in live.post(prompt="a", mem_len=17, status=400)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -358,15 +355,6 @@ def test_only_names_of_the_server_are_answered() -> None:
         for host in ("evil.example", "["):
             answer = live.client.get("/v1/models", headers={"Host": host})
             assert answer.status_code == 421 and answer.json()["error"]["code"] == "wrong_host", host
-
-
-def test_nothing_is_read_before_the_token() -> None:
-    with live_server(language_model(), tokens=["three words \u00e0"]) as live:
-        for path in ("/v1/completions", "/openapi.json", "/docs", "/nothing", "/tokenize"):
-            answer = live.client.post(path, content=(b"a" for _ in range(3)), headers={"Authorization": "Bearer three"})
-            assert answer.status_code == 401
-        live.client.headers = httpx.Headers([(b"Authorization", "Bearer three words \u00e0".encode())])
-        live.post(prompt="a")
 
 
 def test_a_full_queue_asks_to_wait() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -73,19 +74,21 @@ def test_an_id_that_is_forged_or_not_stored_is_not_found(live: Live) -> None:
         assert error["message"].endswith("Send the whole text.")
 
 
-def test_a_text_belongs_to_its_token() -> None:
-    with live_server(language_model(), tokens=("first", "second")) as live:
-        for path in ("/v1/models", "/metrics", "/tokenizer_info"):
+def test_a_text_belongs_to_its_token_before_which_nothing_is_read() -> None:
+    wrong, own = {"Authorization": "Bearer three"}, "three words \u00e0"
+    with live_server(language_model(), tokens=("first", own)) as live:
+        for path in ("/v1/completions", "/v1/models", "/metrics", "/openapi.json", "/docs", "/nothing", "/tokenize"):
+            assert live.client.post(path, content=(b"a" for _ in range(3)), headers=wrong).status_code == 401
             assert live.client.get(path).status_code == 401
         assert live.client.get("/health").status_code == live.client.get("/").status_code == 200
 
         def ask(token: str, status: int, **body: str) -> dict:
-            live.client.headers["Authorization"] = f"Bearer {token}"
+            live.client.headers = httpx.Headers([(b"Authorization", f"Bearer {token}".encode())])
             return live.post(status=status, prompt="a", **body)
 
         assert ask("third", 401)["error"]["code"] == "invalid_api_key"
         name = ask("first", 200)["id"]
-        ask("second", 404, previous_response_id=name)
+        ask(own, 404, previous_response_id=name)
         ask("first", 200, previous_response_id=name)
 
 
