@@ -177,7 +177,6 @@ def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, cap
         ({"step": 0}, "step must be at least 1, got 0"),
         ({"max_context": 6}, "--max-context must be a multiple of --step = 4, at least twice it, got 6"),
         ({"max_context": 4}, "at least twice it, got 4"),
-        ({"positions": 100_000}, "positions must be at most"),
     ],
 )
 def test_impossible_options_of_recl_are_refused(home: Path, options, sentence):

@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import split as words
 
 import pytest
-from tiny_runs import printed
+from tiny_runs import printed, without_clock
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
@@ -62,11 +62,7 @@ def test_training_leaves_everything_needed_to_repeat_and_use_it(home: Path):
 
 def test_the_written_config_repeats_the_run_to_the_bit(home: Path):
     assert main(["train", "runs/first/config.toml", "--out", "runs/again"]) == 0
-
-    def losses(run: str) -> list[float]:
-        return [entry["loss"] for entry in Metrics(home / run / "metrics.jsonl").entries() if "loss" in entry]
-
-    assert losses("runs/again") == losses("runs/first")
+    assert without_clock(home / "runs/again") == without_clock(home / "runs/first")
 
 
 def test_same_length_is_attn_len_equal_to_mem_len(home: Path, capsys):
@@ -135,16 +131,12 @@ def test_fine_tuning_starts_from_the_weights_and_vocabulary_of_a_run(home: Path,
     few = words("--train.max-steps 1 --train.lr 0 --model.dropout 0.25 --train.tgt-len 8 --train.mem-len 8")
     arguments = ["train", "text-small", "--data", "other.txt", "--init", "runs/first", "--out", "runs/tuned", *few]
     assert main([*arguments, "--train.precision", "fp32", "--eval.mem-len", "16"]) == 0
-    config = load_recipe("runs/tuned/config.toml")
-    assert (config.model.d_model, config.model.dropout) == (16, 0.25)
-    capsys.readouterr()
     nats = []
     lengths = words("--mem-len 7 --tgt-len 9 --precision fp32")
     for run in ("runs/first", "runs/tuned"):  # at a learning rate of 0 they are the same weights
         [result] = json.loads(printed(["eval", run, "--data", "other.txt", "--json", *lengths], capsys))["results"]
         nats.append(result["nats"])
     assert nats[0] == nats[1]
-    assert (config.corpus.unit, config.corpus.newlines) == ("byte", "keep")
 
 
 def test_a_published_corpus_from_its_files_to_new_text(home: Path, monkeypatch, capsys):

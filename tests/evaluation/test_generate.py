@@ -251,22 +251,6 @@ def pieces_of(vocab: Vocab, start: str, text: str, stop: tuple[str, ...] = (), c
     return [piece for _, piece in stream_text(Script(vocab, new), vocab, [start], lengths, sampling, len(new) - cut)]
 
 
-@VOCABS
-@pytest.mark.parametrize(
-    ("start", "text"),
-    [
-        ("the cat", " sat on a mat\n\nthé cät 🎉"),
-        ("the cat\n", "sat on 日本語"),
-        ("on 日本語", "\n\nßat\n"),
-        ("", "ßat on a mat"),
-    ],
-)
-def test_pieces_join_to_the_generated_text(vocab, start, text):
-    pieces = pieces_of(vocab, start, text)
-    assert "".join(pieces) == text
-    assert len(pieces) > 1 and "" not in pieces
-
-
 def test_a_character_of_several_bytes_is_shown_whole_or_replaced():
     assert pieces_of(BYTES, "x", "é日🎉a") == ["é", "日", "🎉", "a"]
     assert pieces_of(BYTES, "x", "a🎉", cut=2) == ["a", "\ufffd"], "the last token is inside a character"
@@ -280,15 +264,16 @@ def test_a_character_of_several_bytes_is_shown_whole_or_replaced():
         (("mat\n",), "sat on a "),
         (("\n",), "sat on a mat"),
         (("é c", "\nthé"), "sat on a mat"),
-        (("nowhere", "a mau"), "sat on a mat\nthé cat"),
+        (("nowhere", "a mau"), "sat on a mat\nthé cat\n\non 日本語 🎉"),
         (("sat", "s"), ""),
         (("at", "sa"), ""),
         (("sat", "a"), "s"),
     ],
 )
 def test_a_row_ends_before_the_first_stop_string(vocab, stop, kept):
-    pieces = pieces_of(vocab, "the\n", "sat on a mat\nthé cat", stop)
-    assert "".join(pieces) == kept
+    """Without a stop string the pieces join to the generated text."""
+    pieces = pieces_of(vocab, "the\n", "sat on a mat\nthé cat\n\non 日本語 🎉", stop)
+    assert "".join(pieces) == kept and "" not in pieces
 
 
 def test_a_possible_start_of_a_stop_string_is_held_back():
