@@ -81,7 +81,7 @@ def gradients(first: AdaptiveEmbedding, last: AdaptiveSoftmax) -> dict[str, Tens
 def chained(first: AdaptiveEmbedding, last: AdaptiveSoftmax, ids: Tensor, targets: Tensor) -> Tensor:
     """Losses in which the softmax uses the tables that the embedding returned."""
     x, tables = first.lookup(ids)
-    return last.nll(x.tanh(), targets, tables)
+    return last.nll(x.tanh(), targets, tables if last.is_tied(first) else None)
 
 
 def apart(first: AdaptiveEmbedding, last: AdaptiveSoftmax, ids: Tensor, targets: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.attention import sinusoids
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.train.objective import Objective
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
@@ -148,3 +150,38 @@ def test_a_model_on_meta_has_shapes(variant: dict) -> None:
         nll, _ = model(ids, ids, memory, lengths(7))
         nll.mean().backward()
         assert nll.shape == (2, 5)
+
+
+def _drawn_after_meta(model: TransformerXL) -> TransformerXL:
+    made = deepcopy(model).to("meta").to_empty(device="cpu")
+    made.init_weights()
+    return made
+
+
+def _assigned(model: TransformerXL) -> TransformerXL:
+    with torch.device("meta"):
+        made = small_model(**vars(model.config))
+    made.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+    return made
+
+
+def _untied(model: TransformerXL) -> TransformerXL:
+    made = deepcopy(model)
+    made.softmax.tables[-1] = nn.Parameter(1.5 * made.softmax.tables[-1].detach())
+    return made
+
+
+@pytest.mark.parametrize("change, more", [(_drawn_after_meta, 0), (_assigned, 0), (_untied, 1)])
+@pytest.mark.parametrize("variant", [{}, VARIANTS["bands"], VARIANTS["projected"]])
+def test_losses_are_those_of_the_log_probabilities_whoever_replaces_weights(variant: dict, change, more: int) -> None:
+    """PyTorch makes a weight for each name, so tied tables would come apart."""
+    first, ids = small_model(**variant), text(2, 7)
+    model = change(first)
+    model(ids, ids, None, lengths(3))[0].mean().backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            assert weight.grad is not None
+            weight -= weight.grad
+        nll, log_probs = model(ids, ids, None, lengths(3))[0], model.log_probs(ids, None, lengths(3))[0]
+    torch.testing.assert_close(nll, -log_probs.gather(-1, ids[..., None])[..., 0])
+    assert len(list(model.parameters())) == len(list(first.parameters())) + more

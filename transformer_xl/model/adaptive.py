@@ -167,7 +167,6 @@ class AdaptiveSoftmax(_Bands):
         if config.cutoffs:
             self.cluster_weight = nn.Parameter(torch.empty(len(config.cutoffs), config.embed_width))
             self.cluster_bias = nn.Parameter(torch.empty(len(config.cutoffs)))
-        self.tied: bool = False
         self.temperature: float = 1.0
         """For evaluation: `nll` divides the log-probabilities by it and normalises them again."""
 
@@ -177,12 +176,15 @@ class AdaptiveSoftmax(_Bands):
         Each module keeps a `ParameterList` of its own. `torch.func.functional_call` would take a shared list for
         two lists, and would not put the original weights back.
         """
-        self.tied = weight
         if weight:
             self.tables: nn.ParameterList = nn.ParameterList(embedding.tables)
         for band, tied in enumerate(projections):
             if tied and self.projected:
                 self.projections[band] = embedding.projections[band if self.div_val > 1 else 0]
+
+    def is_tied(self, embedding: AdaptiveEmbedding) -> bool:
+        """Whether they share their tables now: anyone may replace weights."""
+        return all(own is other for own, other in zip(self.tables, embedding.tables, strict=True))
 
     def nll(
         self, hidden: Vectors, targets: Ids, tables: tuple[Float[Tensor, "_ _"], ...] | None = None
@@ -190,7 +192,7 @@ class AdaptiveSoftmax(_Bands):
         """Loss of each target in nats; 0 where the target is -1 (not scored).
 
         Args:
-            tables: the tables that the embedding's `lookup` returned; used only if this softmax is tied to them.
+            tables: the tables that the embedding's `lookup` returned, if this softmax is tied to them.
         """
         targets = as_targets(targets, hidden.shape[:-1])
         x, flat = hidden.flatten(0, -2), targets.flatten()
@@ -211,7 +213,7 @@ class AdaptiveSoftmax(_Bands):
         for i, row in enumerate(tails, start=1):  # also for a band without targets: see AdaptiveEmbedding
             inputs.append(self._project(x[row], i))
             columns.append(flat[row] - self.edges[i])
-        head, *rest = linear_nll(inputs, columns, self._columns, self._score_weights(tables if self.tied else None))
+        head, *rest = linear_nll(inputs, columns, self._columns, self._score_weights(tables))
         return head.index_add(0, torch.cat(tails), torch.cat(rest)).view_as(targets) if tails else head.view_as(targets)
 
     def _tempered_nll(self, hidden: Float[Tensor, "n D"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:

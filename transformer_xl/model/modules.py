@@ -6,7 +6,7 @@ The checks read no values, so the host never waits for a device, and torch.compi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -155,6 +155,35 @@ class RowLinear(nn.Linear):
             return super().forward(x)
         padded = F.pad(x.reshape(rows, -1), (0, 0, 0, -rows % ROWS))
         return super().forward(padded)[:rows].view(*x.shape[:-1], -1)
+
+
+class SharedWeights(nn.Module):
+    """A module that keeps weights shared where PyTorch makes a weight for each name."""
+
+    def _tied(self) -> list[list[str]]:
+        """The names of each weight that has several."""
+        names: dict[int, list[str]] = {}
+        for name, weight in self.named_parameters(remove_duplicate=False):
+            names.setdefault(id(weight), []).append(name)
+        return [each for each in names.values() if len(each) > 1]
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
+        """Where PyTorch cannot change a weight in place, as in `to_empty`, it makes one for each name."""
+        tied = self._tied()
+        super()._apply(fn, recurse)
+        for first, *others in tied:
+            for owner, _, name in (other.rpartition(".") for other in others):
+                setattr(self.get_submodule(owner), name, self.get_parameter(first))
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
+        """With `assign=True` PyTorch makes a weight for each name, unless it gets the same weight for all."""
+        for names in self._tied() if metadata.get("assign_to_params_buffers") else ():
+            given = [key for name in names if (key := prefix + name) in state_dict]
+            if given:
+                weight = nn.Parameter(state_dict[given[0]], requires_grad=False)  # then PyTorch marks it as the old one
+                state_dict.update(dict.fromkeys(given, weight))
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
 
 class Layers(nn.ModuleList, Generic[Layer]):

@@ -29,7 +29,7 @@ from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Positions, RelativeMultiheadAttention, project_together, sinusoids
 from .inference import KVCache, check_state
 from .memory import Memory, first_keys
-from .modules import Ids, Layers, Past, RowLinear, Valid, Vectors, check_vectors, has_hooks
+from .modules import Ids, Layers, Past, RowLinear, SharedWeights, Valid, Vectors, check_vectors, has_hooks
 from .ngrams import NgramEmbedding
 from .sublayer import FeedForward, Sublayer
 
@@ -249,7 +249,7 @@ def ordered_weights(model: TransformerXL) -> dict[str, nn.Parameter]:
     return dict([*own, *model.named_parameters()])
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(SharedWeights):
     """A language model: embedding, backbone, softmax. Its state is a `Memory`; None is an empty one."""
 
     def __init__(
@@ -302,6 +302,8 @@ class TransformerXL(nn.Module):
         """Like `forward`, but return all results that an objective needs."""
         outputs, tables, after = self.read(ids, memory, lengths)
         features = self.dropout(outputs[-1])
+        if isinstance(self.softmax, AdaptiveSoftmax) and not self.softmax.is_tied(self.embedding):
+            tables = None
         return Prediction(self.softmax.nll(features, targets, tables), features, outputs), after
 
     def hidden(self, ids: Ids, memory: State | None, lengths: Lengths) -> tuple[Vectors, State]:
@@ -368,7 +370,6 @@ class TransformerXL(nn.Module):
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
         if half is not None:
             copied.softmax = deepcopy(copied.softmax, dict(kept))
-            copied.softmax.tied = False
             owners: list[Any] = [each for each in copied.modules() if type(each) is RowLinear]  # others may be in fp32
             owners += [*copied.softmax.modules(), *copied.embedding.projections.modules()]
             for owner in owners:
