@@ -9,11 +9,13 @@ import pytest
 import torch
 from small_models import BASELINES, VARIANTS, VOCAB, inputs_of, lengths, small_model, text
 from torch import nn
+from torch.nn.utils import prune
 
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.attention import sinusoids
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.runtime.device import autocast
 from transformer_xl.train.objective import Objective
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
@@ -185,3 +187,23 @@ def test_losses_are_those_of_the_log_probabilities_whoever_replaces_weights(vari
         nll, log_probs = model(ids, ids, None, lengths(3))[0], model.log_probs(ids, None, lengths(3))[0]
     torch.testing.assert_close(nll, -log_probs.gather(-1, ids[..., None])[..., 0])
     assert len(list(model.parameters())) == len(list(first.parameters())) + more
+
+
+def test_a_feed_forward_without_a_norm_may_take_a_layers_part() -> None:
+    model, ids = small_model(), text(2, 5)
+    for layer in model.backbone.layers:
+        layer.feed_forward = nn.Sequential(nn.Linear(14, 14), nn.ReLU()).double()
+    with torch.no_grad():
+        nll, log_probs = model(ids, ids, None, lengths(3))[0], model.log_probs(ids, None, lengths(3))[0]
+    torch.testing.assert_close(nll, -log_probs.gather(-1, ids[..., None])[..., 0])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_pruned_model_in_training_has_a_copy_for_inference(precision: str) -> None:
+    model, ids = small_model(train=True, dtype=torch.float32), text(2, 5)
+    prune.l1_unstructured(model.backbone.layers[0].attention.qkv, "weight", 0.5)
+    expected = model(ids, ids, None, lengths(3))[0]
+    with torch.no_grad(), autocast(precision, torch.device("cpu")):
+        found = model.for_inference(precision)(ids, ids, None, lengths(3))[0]
+    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-5 if precision == "fp32" else 0.1)
+    expected.mean().backward()

@@ -342,6 +342,9 @@ def test_what_it_leaves_to_pytorch(built: Path) -> None:
     assert not serves(backbone)
     handle.remove()
     assert serves(backbone)
+    join, first.attention.join = first.attention.join, torch.add
+    assert not serves(backbone)
+    first.attention.join = join
     first.feed_forward.inner = nn.Sequential(first.feed_forward.inner)
     assert not serves(backbone)
 

@@ -7,6 +7,7 @@ and `ops/fused_sublayer.py`) it computes in half precision, with eight kernels p
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,7 +19,9 @@ from ..ops.choice import doubt, native_refusal, triton_refusal
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveSoftmax
 from .attention import Positions, RelativeMultiheadAttention
+from .gates import add_positive
 from .modules import RowLinear, has_hooks
+from .sublayer import Sublayer
 from .transformer_xl import DecoderLayer, FeedForward, TransformerXLBackbone
 
 MOST_ROWS = 64
@@ -54,7 +57,10 @@ def can_fuse(backbone: TransformerXLBackbone, kv: Float[Tensor, "B 2 H W K"]) ->
 def known_modules(backbone: TransformerXLBackbone, dtype: torch.dtype) -> bool:
     """Whether the layers and the last norm compute only what their classes say, the products in this dtype."""
     parts = (*backbone.layers, *([] if backbone.final_norm is None else [backbone.final_norm]))
-    return all(_is_known(module, dtype) for part in parts for module in part.modules())
+    modules = [module for part in parts for module in part.modules()]
+    join = add_positive if backbone.config.relu_output else operator.add
+    joined = all(module.join is join for module in modules if isinstance(module, Sublayer))
+    return joined and all(_is_known(module, dtype) for module in modules)
 
 
 def includes_head(backbone: TransformerXLBackbone, head: object) -> bool:

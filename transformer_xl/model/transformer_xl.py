@@ -203,7 +203,8 @@ class TransformerXLBackbone(nn.Module):
     @property
     def like(self) -> Float[Tensor, " D"]:
         """A weight with the dtype and device that inputs must have. `for_inference` does not round norms."""
-        return next(iter(self.layers)).feed_forward.norm.weight
+        layer = next(iter(self.layers))
+        return (layer.feed_forward if hasattr(layer.feed_forward, "norm") else layer.attention).norm.weight
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Valid = None) -> Memory:
         """The state before the first position of `batch` rows; see `Memory` for `valid`."""
@@ -364,7 +365,9 @@ class TransformerXL(SharedWeights):
         are not rounded, because they are looked up and not multiplied; the softmax then has its own tables.
         """
         kept: dict[int, Any] = {id(p): p for p in self.parameters()}
-        parts = (part for module in self.modules() for part in vars(module).values())
+        parts = [part for module in self.modules() for part in vars(module).values()]
+        # What a pruned layer computed from its weights has a gradient, which PyTorch does not copy; a call renews it.
+        kept |= {id(part): part for part in parts if isinstance(part, Tensor) and not part.is_leaf}
         empty = {id(part): type(part)() for part in parts if type(part) in (OrderedDict, dict, set) and not part}
         copied = deepcopy(self, kept | empty)  # to copy a module's dozen empty tables took half of the time
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
