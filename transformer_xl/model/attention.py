@@ -61,7 +61,7 @@ class RelativeMultiheadAttention(Sublayer):
     """
 
     project_position: ClassVar[bool] = True
-    """Whether it projects the encodings of distances."""
+    """Whether Transformer-XL projects the encodings of distances. Baselines do not."""
 
     def __init__(self, config: TransformerXLConfig, backend: str = "auto"):
         super().__init__()
@@ -71,7 +71,8 @@ class RelativeMultiheadAttention(Sublayer):
         self.qkv: RowLinear = RowLinear(config.d_model, 3 * width, bias=False)
         self.qkv.tail = width  # the rows from here on, keys and values, are all that memory needs
         self.position: RowLinear | None = None
-        if self.project_position and not config.share_position_projection:
+        own = self.project_position and config.base_kind == "transformer-xl"
+        if own and not config.share_position_projection:
             self.position = RowLinear(config.d_model, width, bias=False)
         self.output: RowLinear = RowLinear(width, config.d_model, bias=False)
         self.add_end(config, backend)

@@ -33,8 +33,6 @@ from ..transformer_xl import State, TransformerXLBackbone
 class ContentAttention(RelativeMultiheadAttention):
     """Attention by content alone, with the masks of `ops.relative_attention`, always by PyTorch's kernels."""
 
-    project_position: ClassVar[bool] = False
-
     def attend(
         self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, first: Bounds
     ) -> Queries:
@@ -98,16 +96,8 @@ def _add_positions(table: Float[Tensor, "N D"], x: Vectors, valid: Valid) -> Vec
     return x + table[position.clamp(min=0)]
 
 
-class ShawAttention(RelativeMultiheadAttention):
-    """Attention that does not project encodings: they are learned for its heads."""
-
-    project_position: ClassVar[bool] = False
-
-
 class Shaw(TransformerXLBackbone):
     """Transformer-XL's backbone with learned encodings and without u and v. `distances` begins with the farthest."""
-
-    attention_class: ClassVar[type[RelativeMultiheadAttention]] = ShawAttention
 
     def add_weights(self, config: TransformerXLConfig) -> None:
         shape = (config.n_layer, config.positions, config.n_head, config.d_head)
