@@ -10,6 +10,7 @@ from small_models import VARIANTS, lengths, small_model, text
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
+from torch.nn.functional import pad
 
 from transformer_xl.ops import relative_attention
 
@@ -22,7 +23,8 @@ def loss_of(model: Any) -> Any:
     def loss(weights: dict[str, Tensor], before: Tensor, ids: Tensor) -> Tensor:
         call = lengths(6, tgt_len=7)
         _, memory = functional_call(model, weights, (before[:, :-1], before[:, 1:], None, call))
-        nll, _ = functional_call(model, weights, (ids[:, :-1], ids[:, 1:], memory, call))
+        targets = pad(ids[:, 2:], (1, 0), value=-1)  # the first is not scored
+        nll, _ = functional_call(model, weights, (ids[:, :-1], targets, memory, call))
         return nll.mean()
 
     return loss
