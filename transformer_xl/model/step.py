@@ -267,11 +267,11 @@ def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> Non
 def _is_plain(backbone: TransformerXLBackbone) -> bool:
     """Whether its layers compute what a step computes, and not what a class of a user's own does. A step calls parts of
     a layer, and not the layer."""
-    if backbone.config.kind != "transformer-xl" or has_hooks(backbone):
-        return False
-    own = ((layer, DecoderLayer) for layer in backbone.layers)
-    parts = ((getattr(layer, "attention", layer), RelativeMultiheadAttention) for layer in backbone.layers)
-    return all(is_plain(module, kind) for module, kind in (*own, *parts))
+    own = backbone.config.kind == "transformer-xl" and not has_hooks(backbone)
+    return own and all(
+        is_plain(layer, DecoderLayer) and is_plain(layer.attention, RelativeMultiheadAttention)
+        for layer in backbone.layers
+    )
 
 
 class Step(VectorStep):

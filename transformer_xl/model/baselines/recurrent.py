@@ -111,10 +111,8 @@ class Recurrent(nn.Module):
 
     def init_weight(self, name: str, weight: Tensor) -> None:
         """Initialise as AWD-LSTM: U(-1 / sqrt(n), 1 / sqrt(n)) in a layer with n `columns`, U(-0.1, 0.1) elsewhere."""
-        bound = 0.1
-        for layer in self.layers:
-            if any(weight is own for own in layer.parameters()):
-                bound = layer.columns**-0.5
+        owners = (layer for layer in self.layers if any(weight is own for own in layer.parameters()))
+        bound = next((layer.columns**-0.5 for layer in owners), 0.1)
         nn.init.uniform_(weight, -bound, bound)
 
     @property
