@@ -180,7 +180,7 @@ class _NativeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        out, lse = kernels().forward(True, *arguments)
+        out, lse = kernels().forward(*arguments)
         ctx.save_for_backward(out, lse, *arguments[:8])
         ctx.options = arguments[8:]
         return out
@@ -199,8 +199,5 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     r = r[:, r.shape[1] - S - mask.ahead :]
     first, until = (each if each is None else each.long().expand(-1, q.shape[2]) for each in (mask.first, mask.until))
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
-    tensors = q, k, v, r, content_bias, position_bias
-    arguments = *tensors, first, until, mask.window(S), mask.ahead, scale, dropout_p, seed
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return _NativeAttention.apply(*arguments)
-    return kernels().forward(False, *arguments)[0]
+    numbers = mask.window(S), mask.ahead, scale, dropout_p, seed
+    return _NativeAttention.apply(q, k, v, r, content_bias, position_bias, first, until, *numbers)

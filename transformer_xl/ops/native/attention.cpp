@@ -341,7 +341,7 @@ struct Forward {
       float* row = sums.get() + n * Kp;
       for (int64_t c = 0; c < Kp; c += W) (Vec::loadu(row + c) * Vec(factor)).store(row + c);
       at::vec::convert(row, out.at(b, h) + (first + n) * out.position, call.K);
-      if (lse != nullptr) lse[(b * call.H + h) * call.T + first + n] = blind ? 0 : most[n] + std::log(sum);
+      lse[(b * call.H + h) * call.T + first + n] = blind ? 0 : most[n] + std::log(sum);
     }
   }
 };
@@ -373,13 +373,11 @@ Tensor new_heads(const Tensor& x) {  // [B, H, L, K] as [B, L, H, K] in memory
 }
 
 template <typename... Arguments>
-std::tuple<Tensor, Tensor> forward(bool keep_lse, Arguments... arguments) {
+std::tuple<Tensor, Tensor> forward(Arguments... arguments) {
   Call call = call_of(arguments..., 32, 256);
-  Tensor out = new_heads(call.q);
-  Tensor lse = at::empty({keep_lse ? call.B : 0, call.H, call.T}, out.options().dtype(at::kFloat));
-  float* lse_data = keep_lse ? lse.data_ptr<float>() : nullptr;
-  call.q.scalar_type() == at::kFloat ? run_forward<float>(call, out, lse_data)
-                                     : run_forward<BFloat16>(call, out, lse_data);
+  Tensor out = new_heads(call.q), lse = at::empty({call.B, call.H, call.T}, out.options().dtype(at::kFloat));
+  auto run = call.q.scalar_type() == at::kFloat ? run_forward<float> : run_forward<BFloat16>;
+  run(call, out, lse.data_ptr<float>());
   return {out, lse};
 }
 
