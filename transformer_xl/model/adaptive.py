@@ -54,10 +54,7 @@ class _Bands(nn.Module):
 
     def _band(self, ids: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         """The band of each id; 0 for -1."""
-        band = torch.zeros_like(ids)
-        for edge in self.edges[1:-1]:
-            band += ids >= edge
-        return band
+        return sum((ids >= edge for edge in self.edges[1:-1]), start=torch.zeros_like(ids))
 
     def _rows(self, band: Int[Tensor, " n"]) -> tuple[Tensor, ...]:
         """The positions of each band; the host waits for the device once."""
