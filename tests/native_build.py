@@ -44,4 +44,4 @@ def built(without_build: None, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _forget() -> None:
     native.library.cache_clear()
-    native._module.cache_clear()
+    native._load.cache_clear()

@@ -79,14 +79,14 @@ def native_step(
     It returns what the head computes from the backbone's output, or the output itself, and writes the keys and values
     of x into the rings. Vector i follows row `rows[i]` of the rings; `rows` None: row i.
     """
-    from ..ops.native import kernels
+    from ..ops.native import step_of
 
     config, norm, softmax = backbone.config, backbone.final_norm, []
     if isinstance(head, AdaptiveSoftmax) and includes_head(backbone, head):
         softmax, head = [head.tables[0], head.bias], None
     layers = [_weights(layer, own) for layer, own in zip(backbone.layers, positions, strict=True)]
     final = [] if norm is None else [norm.weight, norm.bias]
-    read = kernels().make_step(layers, final, softmax, config.pre_lnorm, config.relu_output, config.layer_norm_epsilon)
+    read = step_of(layers, final, softmax, config.pre_lnorm, config.relu_output, config.layer_norm_epsilon).read
     return read if head is None else lambda *call: head(read(*call))
 
 

@@ -1,8 +1,8 @@
 """A CPU with AVX-512: attention in C++, forward and backward, in blocks that stay in the cache; and reading one token.
 
-`attention.cpp` and `step.cpp` have the kernels, in one extension. The commands of `txl` build it once for each machine
-and version of torch (`build`); a call never compiles, it only uses what is built. The step is described in its file and
-in `model/kernels.py`.
+`attention.cpp` and `step.cpp` have the kernels, in one library, without Python. The commands of `txl` build it once for
+each machine and version of torch (`build`); a call never compiles, it only uses what is built. The step is described in
+its file and in `model/kernels.py`.
 
 Attention uses oneDNN's products, which use AMX if the processor has it and sum in float32. The softmax is computed
 online and keeps the logarithm of its sum, from which backward computes the probabilities again. Nothing is added in
@@ -16,15 +16,13 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -51,7 +49,7 @@ def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"it runs on a CPU, got {device}"
     if dtype not in DTYPES:
         return f"it takes fp32 and bf16, got {str(dtype).removeprefix('torch.')}"
-    return machine_refusal(dtype) or _module(library())[1]
+    return machine_refusal(dtype) or _load(library())
 
 
 def machine_refusal(dtype: torch.dtype = torch.float32) -> str | None:
@@ -70,26 +68,23 @@ def library() -> Path:
     """The file of the built kernels: its name changes with the source, the versions and the processor."""
     processor = {line for line in CPUINFO.read_text().splitlines() if line.startswith("flags")}
     sources = (source.read_text() for source in SOURCES)
-    parts = *sources, torch.__version__, sysconfig.get_config_var("SOABI"), *FLAGS, *sorted(processor)
+    parts = *sources, torch.__version__, *FLAGS, *sorted(processor)
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
     return cache_folder() / "native" / f"txl_native_{key}.so"
 
 
 @cache
-def _module(path: Path) -> tuple[ModuleType | None, str | None]:
-    """The kernels, or None and the reason."""
+def _load(path: Path) -> str | None:
+    """Load the kernels. Return why they cannot be used; None if they can."""
     if not path.exists():
-        return None, f"it is not built for this machine; {_advice(path)}"
+        return f"it is not built for this machine; {_advice(path)}"
     if reason := _doubt(path):
-        return None, reason
+        return reason
     try:
-        spec = spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module, None
-    except ImportError as error:
-        return None, f"its build {path} cannot be loaded ({error}); {_advice(path)} again"
+        torch.ops.load_library(path)
+    except OSError as error:
+        return f"its build {path} cannot be loaded ({error}); {_advice(path)} again"
+    return None
 
 
 def _advice(path: Path) -> str:
@@ -107,10 +102,14 @@ def _doubt(path: Path) -> str | None:
     return None
 
 
-def kernels() -> ModuleType:
-    module, reason = _module(library())
-    assert module is not None, reason
-    return module
+def kernels() -> Any:
+    """The operators `forward` and `backward` of `attention.cpp`, after `refusal` was None."""
+    return getattr(torch.ops, library().stem)
+
+
+def step_of(*model: object) -> Any:
+    """A `Step` of `step.cpp`, after `refusal` was None; for the arguments see there."""
+    return getattr(torch.classes, library().stem).Step(*model)
 
 
 def build(say: Callable[[str], None]) -> None:
@@ -119,7 +118,7 @@ def build(say: Callable[[str], None]) -> None:
     `say` gets a line before a build, and one if it fails. After a failure the other backends serve, and the reason
     stays beside `library()`, so no later command tries again.
     """
-    if machine_refusal() is not None or _module(library())[0] is not None:
+    if machine_refusal() is not None or _load(library()) is None:
         return
     command, failure = compiler(), library().with_suffix(".txt")
     if command is None:
@@ -136,8 +135,8 @@ def build(say: Callable[[str], None]) -> None:
     say("Building the kernels for this CPU, once, in less than a minute (TXL_NATIVE=0: never).")
     try:
         _compile(command, library())
-        _module.cache_clear()
-        _, reason = _module(library())
+        _load.cache_clear()
+        reason = _load(library())
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
     if reason:
@@ -145,7 +144,7 @@ def build(say: Callable[[str], None]) -> None:
         say(f"The kernels could not be built, so PyTorch's slower ones serve: {line[:300]}")
         with suppress(OSError):
             failure.write_text(reason)
-        _module.cache_clear()
+        _load.cache_clear()
 
 
 def compiler() -> str | None:
@@ -158,15 +157,11 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.chmod(0o755)  # see `_doubt`; with some umasks a group may write
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
         built = Path(folder, path.name)
-        includes = f"-I{torch_folder / 'include'}", f"-I{sysconfig.get_paths()['include']}"
-        names = (
-            f"-DTORCH_EXTENSION_NAME={path.stem}",
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        )
-        links = f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"
+        flags = *FLAGS, f"-I{torch_folder / 'include'}", f"-DLIBRARY_NAME={path.stem}"
+        links = f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"
         run = partial(subprocess.run, check=True, capture_output=True, text=True)
         units = {source: f"{folder}/{source.stem}.o" for source in SOURCES if source.suffix == ".cpp"}
-        commands = ([compiler, *FLAGS, *names, *includes, "-c", str(unit), "-o", units[unit]] for unit in units)
+        commands = ([compiler, *flags, "-c", str(unit), "-o", units[unit]] for unit in units)
         list(pool.map(run, commands))
         run([compiler, "-shared", *FLAGS, *units.values(), "-o", str(built), *links])
         built.chmod(0o755)

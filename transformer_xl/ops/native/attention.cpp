@@ -582,8 +582,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(Tensor d_out
 // The arguments of `call_of` but the last two.
 #define ARGUMENTS Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Given, Given, int64_t, int64_t, double, double, int64_t
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  m.def("forward", &forward<ARGUMENTS>, py::call_guard<py::gil_scoped_release>());
-  m.def("backward", &backward<ARGUMENTS>, py::call_guard<py::gil_scoped_release>());
-  bind_step(m);
+#define LIBRARY(name, m) TORCH_LIBRARY(name, m)  // which would not see what a name stands for
+
+LIBRARY(LIBRARY_NAME, m) {
+  m.def("forward", &forward<ARGUMENTS>);
+  m.def("backward", &backward<ARGUMENTS>);
+  add_step(m);
 }

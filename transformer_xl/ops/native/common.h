@@ -6,7 +6,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
-#include <torch/csrc/utils/pybind.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,7 +17,7 @@
 #include <memory>
 #include <optional>
 
-void bind_step(py::module_& m);
+void add_step(torch::Library& m);
 
 namespace {
 

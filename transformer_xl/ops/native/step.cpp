@@ -342,12 +342,16 @@ struct Call {
   };
 };
 
-// A function that reads one vector of each row and writes its key and value into the rings. It returns the outputs, or
-// where there is a softmax the logarithms of its probabilities.
-template <typename... Options>
-py::cpp_function make_step(Options... options) {
-  auto run = [model = Model{std::move(options)...}](const Tensor& x, const std::vector<Tensor>& rings, const Tensor& slots,
-                                                    const Tensor& counts, const std::optional<Tensor>& rows) {
+struct Step : torch::CustomClassHolder {
+  const Model model;
+
+  template <typename... Options>
+  Step(Options... options) : model{std::move(options)...} {}
+
+  // Reads one vector of each row and writes its key and value into the rings. Returns the outputs, or where there is a
+  // softmax the logarithms of its probabilities.
+  Tensor read(const Tensor& x, const std::vector<Tensor>& rings, const Tensor& slots, const Tensor& counts,
+              const std::optional<Tensor>& rows) {
     Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat)).copy_(x), logits;
     if (!model.softmax.empty()) logits = at::empty({x.size(0), model.softmax[0].size(0)}, out.options());
     auto read = [&](auto number) {
@@ -358,12 +362,13 @@ py::cpp_function make_step(Options... options) {
     };
     rings[0].scalar_type() == at::kFloat ? read(float{}) : read(BFloat16{});
     return logits.defined() ? at::log_softmax(logits, -1) : out;
-  };
-  return py::cpp_function(run, py::call_guard<py::gil_scoped_release>());
-}
+  }
+};
 
 }  // namespace
 
-void bind_step(py::module_& m) {
-  m.def("make_step", &make_step<std::vector<Layer>, std::vector<Tensor>, std::vector<Tensor>, bool, bool, double>);
+void add_step(torch::Library& m) {
+  m.class_<Step>("Step")
+      .def(torch::init<std::vector<Layer>, std::vector<Tensor>, std::vector<Tensor>, bool, bool, double>())
+      .def("read", &Step::read);
 }
