@@ -141,6 +141,8 @@ def test_figures_are_of_the_bytes_that_the_longest_memory_had_time_for(demo, mon
         plain = evaluate(loaded.model, islice(loader, segments), result.lengths)
         assert (result.targets, result.lengths.mem_len) == (len(scored), memory)
         assert result.targets == plain.targets and result.nats == pytest.approx(plain.nats, rel=1e-6)
+    results, scored = measure(loaded, test, machine.now)
+    assert len(scored) == 3 * 5 * 16 and len({result.nats for result in results}) == 3, "no memory was used"
 
 
 def test_a_second_one_is_refused_while_the_first_runs(demo, tmp_path, capsys):

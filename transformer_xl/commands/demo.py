@@ -155,11 +155,12 @@ def show(run: Run, corpus: Corpus, trained: float, end: float) -> int:
 
 
 def write_sample(loaded: LanguageModel, end: float) -> None:
-    """Print text while the model generates it, until the time `end` at the latest."""
+    """Print text while the model generates it: all of it until the time `end`, and afterwards a quarter of it."""
     print(f"\nA sample, from {PROMPT!r} on:\n\n{PROMPT}", end="", flush=True)
-    for text in loaded.stream(PROMPT, temperature=0.8, seed=loaded.config.train.seed, max_tokens=SAMPLE):
+    pieces = loaded.stream(PROMPT, temperature=0.8, seed=loaded.config.train.seed, max_tokens=SAMPLE)
+    for number, text in enumerate(pieces):
         print(text, end="", flush=True)
-        if time.perf_counter() > end:
+        if number >= SAMPLE // 4 and time.perf_counter() > end:
             break
     print("\n", flush=True)
 
@@ -167,8 +168,8 @@ def write_sample(loaded: LanguageModel, end: float) -> None:
 def measure(loaded: LanguageModel, test: Split, end: float) -> tuple[list[EvalResult], bytes]:
     """Score the same targets with a memory longer than in training, as in training, and without one.
 
-    The longest memory, which takes longest, reads as much as it can in a third of the time until `end`; the others
-    read the same. The scored bytes are returned too.
+    The longest memory, which takes longest, reads as much as it can in a third of the time until `end`, and at least
+    until it is full; the others read the same. The scored bytes are returned too.
     """
     import torch
 
@@ -178,12 +179,13 @@ def measure(loaded: LanguageModel, test: Split, end: float) -> tuple[list[EvalRe
     config, now = loaded.config, time.perf_counter()
     loader = StreamLoader(test, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len)
     read: list[Segment] = []
-    results = []
-    for mem_len in (2 * config.train.mem_len, config.train.mem_len, 0):
+    results, longest = [], 2 * config.train.mem_len
+    fill = -(-longest // loader.tgt_len)
+    for mem_len in (longest, config.train.mem_len, 0):
         segments = report_progress(read or loader, f"scoring with a memory of {mem_len:,}")
         result = evaluate(
             loaded.model,
-            segments if read else before(now + (end - now) / 3, segments),
+            segments if read else before(now + (end - now) / 3, segments, least=fill + 1),
             replace(config.eval_lengths, mem_len=mem_len, attn_len=None),
             precision=config.train.precision,
             dump=None if read else lambda segment, _: read.append(segment),
@@ -193,12 +195,12 @@ def measure(loaded: LanguageModel, test: Split, end: float) -> tuple[list[EvalRe
     return results, loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
 
 
-def before(end: float, segments: Iterable[Segment]) -> Iterator[Segment]:
-    """Yield the first segment, and more while the pace so far allows to finish each before the time `end`."""
+def before(end: float, segments: Iterable[Segment], least: int) -> Iterator[Segment]:
+    """Yield the first `least` segments, and more while the pace so far allows to finish each before the time `end`."""
     begun = time.perf_counter()
     for done, segment in enumerate(segments):
         now = time.perf_counter()
-        if done and now + (now - begun) / done > end:
+        if done >= least and now + (now - begun) / done > end:
             return
         yield segment
 
