@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -574,7 +575,7 @@ def test_a_run_of_a_gpu_goes_on_on_a_cpu(corpus, tmp_path):
     assert run(corpus, tmp_path, resume=True, max_steps=3, backend="auto")[1]
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_path):
+def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):
     model, config = start(shape=replace(SHAPE, document_end=97))
     shuffled = replace(config, corpus=replace(config.corpus, shuffle_lines=True, document_end="a"))
     with pytest.raises(Mistake, match=r"shuffle_lines must be false where corpus\.document_end is not"):
@@ -588,4 +589,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_pat
         fit(model, corpus, replace(config, train=replace(TRAIN, cuda_graph=True)), tmp_path / "run", ranks=Ranks(0, 2))
     with pytest.raises(Mistake, match="cuda_graph needs a CUDA device"):
         fit(model, corpus, replace(config, train=replace(TRAIN, cuda_graph=True)), tmp_path / "run")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": "headers"})
+    with pytest.raises(Mistake, match=r"compile must be false on a CPU without a C\+\+ compiler and headers/Python\.h"):
+        fit(model, corpus, replace(config, train=replace(TRAIN, compile=True)), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
+import sysconfig
 from dataclasses import replace
+from pathlib import Path
 
 from ..config.problems import WrongSettings
 from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
+from ..ops import native
 from ..ops.choice import native_refusal, resolve_backend, triton_refusal
 from ..runtime.device import PRECISIONS, resolve_device, resolve_precision
 
@@ -34,8 +36,12 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
     end = config.model.document_end if end is None else end
     chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
     train = replace(config.train, **chosen)
-    if train.compile and train.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        raise Mistake("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if train.compile and train.device == "cpu" and not (native.compiler() and header.exists()):
+        raise Mistake(
+            f"train.compile must be false on a CPU without a C++ compiler and {header}. Install g++ and python3-dev, "
+            "or leave it out."
+        )
     if train.cuda_graph and not can_record(train, config.model):
         raise Mistake(
             "train.cuda_graph needs a CUDA device, model.kind = transformer-xl and no model.cutoffs, whose softmax "
