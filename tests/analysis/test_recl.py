@@ -163,9 +163,12 @@ class Listener(nn.Module):
         heard = torch.stack([torch.ones_like(ids), ids], -1).double().cumsum(1) + memory[:, None]
         return heard, heard[:, -1] if lengths.mem_len else torch.zeros_like(memory)
 
-    def forward(self, ids, targets, memory, lengths):
-        heard, after = self.hidden(ids, memory, lengths)
-        return heard[..., 0] + heard[..., 1] / 1e6 + targets / 1e9, after
+    @property
+    def softmax(self):
+        return self
+
+    def nll(self, heard, targets):
+        return heard[..., 0] + heard[..., 1] / 1e6 + targets / 1e9
 
 
 def heard(ids: np.ndarray, places: np.ndarray, contexts: np.ndarray) -> np.ndarray:

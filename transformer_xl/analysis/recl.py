@@ -209,7 +209,7 @@ def true_losses(
     """Nats of each target given exactly the tokens of each context; without memory, of at most its last `tgt_len`.
 
     Each window is read once, from an empty memory, for all positions and contexts that begin there: in segments of
-    `tgt_len` with a memory that must hold the whole window, or in one call if `mem_len` is 0.
+    `tgt_len`, with a memory that must hold the whole window if there is one.
     """
     contexts = contexts if lengths.mem_len else np.minimum(contexts, lengths.tgt_len)
     assert lengths.mem_len == 0 or lengths.mem_len >= contexts.max(), "memory must hold the window"
@@ -236,17 +236,10 @@ def true_losses(
 def _window_losses(
     model: TransformerXL, tokens: Int[Tensor, "B W"], offsets: list[int], lengths: Lengths
 ) -> Float[Tensor, "B O"]:
-    """Nats of the tokens at `offsets`. With a memory, the window is cut there, so few other tokens are scored."""
-    memory, width = model.empty_cache(len(tokens), lengths), tokens.shape[1] - 1
-    if lengths.mem_len == 0:
-        nll, _ = model(tokens[:, :-1], tokens[:, 1:], memory, lengths)
-        return nll[:, [offset - 1 for offset in offsets]]
-    cuts = {*range(0, width, lengths.tgt_len), width, *offsets, *(offset - 1 for offset in offsets)}
-    found = []
-    for begin, end in pairwise(sorted(cuts)):
-        if end in offsets:
-            nll, memory = model(tokens[:, begin:end], tokens[:, begin + 1 : end + 1], memory, lengths)
-            found.append(nll[:, -1])
-        else:
-            _, memory = model.hidden(tokens[:, begin:end], memory, lengths)
-    return torch.stack(found, 1)
+    """Nats of the tokens at `offsets`. No others are scored."""
+    memory, features = model.empty_cache(len(tokens), lengths), []
+    for segment in tokens[:, :-1].split(lengths.tgt_len, dim=1):
+        hidden, memory = model.hidden(segment, memory, lengths)
+        features.append(hidden)
+    before = [offset - 1 for offset in offsets]
+    return model.softmax.nll(torch.cat(features, dim=1)[:, before], tokens[:, offsets])
