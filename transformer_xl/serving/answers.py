@@ -196,12 +196,12 @@ class Answer:
             )
             for number, prompt in enumerate(prompts)
         ]
-        self._before: list[int] = [] if past is None else past.tail[:-1]
+        before = [] if past is None else past.tail[:-1]
         self._read = [
-            TokenScores(vocab, [*self._before, prompt.ids[0]], starts=prompt.starts[prompt.leads :])
-            for prompt in prompts
+            TokenScores(vocab, [*before, prompt.ids[0]], starts=prompt.starts[prompt.leads :]) for prompt in prompts
         ]
-        self._wrote: dict[int, TokenScores] = {}
+        each = [pair for pair in zip(self.jobs, prompts, strict=True) for _ in range(asked.n)]
+        self._wrote = [TokenScores(vocab, job.tail, len(prompt.echo or "")) for job, prompt in each]
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -277,20 +277,17 @@ class Answer:
                 found[index].add(piece)
             return
         index = self._choices(number)[event.index]
-        found[index].add(self._piece(number, index, event))
+        found[index].add(self._piece(index, event))
         if isinstance(event, Ended) and event.past is not None:
             self.service.sessions.add(self.ids[index], event.past, self.owner, self.client)
 
-    def _piece(self, number: int, index: int, event: Wrote | Ended) -> Delta:
+    def _piece(self, index: int, event: Wrote | Ended) -> Delta:
         if isinstance(event, Ended):
             shown = self.asked.echo or self.asked.max_tokens  # otherwise it is a part of a character of the prompt
             return Delta(event.text if shown else "", {}, event.reason)
         self.written += 1
         if self.asked.logprobs is None:
             return Delta(event.text)
-        if index not in self._wrote:
-            ids = [*self._before, *self.prompts[number].ids[-3:]]
-            self._wrote[index] = TokenScores(self.service.vocab, ids, len(self.prompts[number].echo or ""))
         return Delta(event.text, self._wrote[index].add([event.token], [event.log_prob], [event.top]))
 
     async def whole(self) -> bytes:
