@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,14 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from ..mistake import Mistake
+from ..runtime.files import plain_file, read_errors
 
 _DTYPES = {1: torch.float32, 2: torch.float64, 14: torch.bfloat16, 19: torch.float16}
 _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
+_ADVICE = "Copy the whole checkpoint again, or save it anew."
+_DAMAGE = ValueError, RuntimeError, IndexError
+"""Errors of damaged files: this file's, and numpy's and torch's for impossible sizes."""
 
 
 def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
@@ -33,11 +35,11 @@ def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
         ValueError: a file is damaged or of another kind, or a variable is stored in an unsupported way.
     """
     index = _index(prefix)
-    with _readable(index):
-        entries = dict(_table(memoryview(index.read_bytes())))
+    with read_errors(index, _ADVICE, *_DAMAGE):
+        entries = dict(_table(memoryview(plain_file(index).read_bytes())))
         header = _Message(entries.pop(b"", memoryview(b"")))
         if header.numbers[2]:
-            raise Mistake("it was written on a big-endian machine")
+            raise ValueError("it was written on a big-endian machine")
         # A name that begins with a zero is a slice of a variable. The variable has a separate entry.
         stored = {key.decode(): _Message(value) for key, value in entries.items() if key[0]}
     shards: dict[Path, UInt8[np.ndarray, " N"]] = {}
@@ -45,9 +47,9 @@ def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
     for name, entry in stored.items():
         if entry.numbers[1] in _DTYPES:
             path = prefix.with_name(f"{prefix.name}.data-{entry.numbers[3]:05d}-of-{header.numbers[1]:05d}")
-            with _readable(path):
-                if path not in shards:
-                    shards[path] = np.memmap(path, np.uint8, mode="c")  # written to, it would not change the file
+            with read_errors(path, _ADVICE, *_DAMAGE):
+                if path not in shards:  # written to, it would not change the file
+                    shards[path] = np.memmap(plain_file(path), np.uint8, mode="c")
                 tensors[name] = _tensor(name, entry, shards[path])
     return tensors
 
@@ -82,27 +84,15 @@ def _index(prefix: Path) -> Path:
     return prefix.with_name(f"{prefix.name}.index")
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, or no regular file. Get it, and all that belongs to it.")
-    try:
-        yield
-    except (ValueError, RuntimeError, IndexError) as error:  # numpy's and torch's, of impossible sizes
-        raise Mistake(
-            f"{path} cannot be read as a file of a TensorFlow checkpoint: {error}. Copy it again, or save it anew."
-        ) from error
-
-
 def _tensor(name: str, entry: _Message, shard: UInt8[np.ndarray, " N"]) -> Tensor:
     """A variable. Its entry has the type (1), the shape (2), the shard (3), the offset (4), the size (5), parts (7)."""
     if entry.parts[7]:
-        raise Mistake(f"{name} is partitioned into slices, which are not put together here")
+        raise ValueError(f"{name} is partitioned into slices, which are not put together here")
     dtype, offset, size = _DTYPES[entry.numbers[1]], entry.numbers[4], entry.numbers[5]
     shape = tuple(_Message(length).numbers[1] for sizes in entry.parts[2] for length in _Message(sizes).parts[2])
     data = shard[offset : offset + size]
     if len(data) < size or size != math.prod(shape) * dtype.itemsize:
-        raise Mistake(f"{name} of shape {list(shape)} takes {size} bytes from {offset} of {len(shard)}")
+        raise ValueError(f"{name} of shape {list(shape)} takes {size} bytes from {offset} of {len(shard)}")
     raw = torch.from_numpy(data if offset % dtype.itemsize == 0 else data.copy())
     return raw.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
 
@@ -110,7 +100,7 @@ def _tensor(name: str, entry: _Message, shard: UInt8[np.ndarray, " N"]) -> Tenso
 def _table(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     """Yield keys and values in order."""
     if len(data) < _FOOTER or data[-8:] != _MAGIC:
-        raise Mistake("it does not end as an index does")
+        raise ValueError("it does not end as an index does")
     footer = _Cursor(data[-_FOOTER:-8])
     _, blocks = [(footer.varint(), footer.varint()) for _ in range(2)]
     for _, handle in _block(data, *blocks):
@@ -122,7 +112,7 @@ def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, me
     """Yield the keys and values of a block. A list of restarts ends it, and the byte after it says how it is packed."""
     content, compression = data[offset : offset + size], data[offset + size]
     if compression:
-        raise Mistake("it is compressed")
+        raise ValueError("it is compressed")
     restarts = 4 * (1 + int.from_bytes(content[-4:], "little"))
     entries, key = _Cursor(content[: max(size - restarts, 0)]), b""
     while entries.left:
@@ -132,14 +122,14 @@ def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, me
 
 
 class _Cursor:
-    """Reads bytes in order, and raises `Mistake` at the end."""
+    """Reads bytes in order, and raises `ValueError` at the end."""
 
     def __init__(self, data: memoryview):
         self.left = data
 
     def take(self, size: int) -> memoryview:
         if size > len(self.left):
-            raise Mistake("it is cut short")
+            raise ValueError("it is cut short")
         taken, self.left = self.left[:size], self.left[size:]
         return taken
 
@@ -151,7 +141,7 @@ class _Cursor:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
-        raise Mistake("it has a number of more than 64 bits")
+        raise ValueError("it has a number of more than 64 bits")
 
 
 class _Message:
@@ -170,4 +160,4 @@ class _Message:
             elif kind == 0:
                 self.numbers[field] = cursor.varint()
             else:
-                raise Mistake("it has a field of an unknown kind")
+                raise ValueError("it has a field of an unknown kind")
