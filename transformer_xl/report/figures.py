@@ -78,11 +78,9 @@ def identity(folder: Path) -> str:
 
 def stored_figures(run: Path) -> Figures | None:
     """The stored figures of the run's best checkpoint; None if there are none."""
-    if not (run / FILE).exists():
-        return None
     try:
         stored = read_table(run / FILE, "")
-    except Mistake:  # it is computed again
+    except (FileNotFoundError, Mistake):  # they are computed, or computed again
         return None
     figures: Figures = stored.get("figures", {})
     sound = stored.get("sum") == digest_of_json(figures) and figures["checkpoint"] == identity(find_checkpoint(run))
