@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class Scoring(Protocol):
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
-    def for_inference(self, precision: str = "fp32") -> Scoring: ...
+    def for_inference(self, precision: str = "fp32") -> Self: ...
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Tensor | None = None) -> State: ...
 
@@ -64,8 +64,6 @@ class Reader(Scoring, Protocol):
     def hidden(self, *args: Any, **options: Any) -> tuple[Tensor, State]: ...
 
     def log_probs(self, *args: Any, **options: Any) -> tuple[Tensor, State]: ...
-
-    def for_inference(self, precision: str = "fp32") -> Reader: ...
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Tensor | None = None) -> State: ...
 
