@@ -105,7 +105,5 @@ class Sessions:
 
     def _forget(self, key: tuple[str, str]) -> None:
         session = self._texts.pop(key)
-        self._held[session.client] -= session.nbytes
-        if not self._held[session.client]:
-            del self._held[session.client]
+        self._held -= Counter({session.client: session.nbytes})  # a client without texts is dropped
         self.nbytes -= session.nbytes
