@@ -111,16 +111,3 @@ def test_memory_keeps_the_positions_of_its_segment(kind: str) -> None:
     fresh = read(model, ids[:, 5:], call)
     torch.testing.assert_close(after.memory.layers[0][:, 5:], fresh.memory.layers[0], rtol=0, atol=0)
     assert not torch.isclose(after.hidden, fresh.hidden).all(-1).any(), "memory is read"
-
-
-# Refused settings and calls
-
-
-def test_calls_that_absolute_positions_cannot_serve_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"at most model.positions = \d+, got a segment of 23 to"):
-        made(**KINDS["al-rfou"]).hidden(text(1, 23), None, lengths(0))
-    for kind in (KINDS["al-rfou"], KINDS["vaswani"]):
-        model = made(**kind)
-        with pytest.raises(ValueError, match=r"clamp_len must be none for kind = .*, which uses no distances, got 3"):
-            model.hidden(text(1, 5), None, lengths(0, clamp_len=3))
-    assert read(made(**KINDS["shaw"]), text(1, 23), lengths(0)).hidden.isfinite().all(), "farther ones have the last"

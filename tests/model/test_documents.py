@@ -12,7 +12,6 @@ from small_models import VOCAB, small_backbone, small_model, vectors
 from torch import Tensor
 
 from transformer_xl.config.settings import Lengths
-from transformer_xl.mistake import Mistake
 from transformer_xl.model.step import Step
 
 END, LENGTH = 3, 40
@@ -111,17 +110,3 @@ def test_a_backbone_begins_episodes_where_it_is_told() -> None:
     torch.testing.assert_close(found[-1][:1], expected[-1])
     padded, _ = backbone(x[2:, 3:], None, lengths)
     torch.testing.assert_close(outputs[-1][2:, 3:], padded[-1])
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("begins", [torch.zeros(3, 9), torch.zeros(3, dtype=torch.bool), torch.zeros(3, 8) > 0])
-def test_beginnings_that_do_not_fit_are_refused(begins: Tensor) -> None:
-    with pytest.raises(Mistake, match=r"begins must be true or false for each vector, \[3, 9\]"):
-        small_backbone()(vectors(3, 9), None, Lengths(tgt_len=9, mem_len=4), begins)
-
-
-def test_what_knows_no_boundaries_refuses_them() -> None:
-    for settings in ({"zero_memory": True}, {"kind": "vaswani"}, {"kind": "al-rfou", "positions": 9}):
-        backbone, lengths = small_model(**settings).backbone, Lengths(tgt_len=7, mem_len=11)
-        with pytest.raises(Mistake, match="begins must be left out with zero_memory"):
-            backbone(vectors(1, 3), None, lengths, torch.ones(1, 3, dtype=torch.bool))

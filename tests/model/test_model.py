@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.utils import prune
 
 from transformer_xl.evaluation.sliding import Sliding
-from transformer_xl.mistake import Mistake
 from transformer_xl.model.attention import sinusoids
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.runtime.device import autocast
@@ -28,11 +27,6 @@ def test_sinusoids_are_rounded_once(dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         sinusoids(3001, 6, dtype=dtype), exact.to(dtype), rtol=0, atol=2 * torch.finfo(dtype).eps
     )
-
-
-def test_sinusoids_have_an_even_width() -> None:
-    with pytest.raises(Mistake, match="d_model must be even"):
-        sinusoids(3, 5)
 
 
 @each_variant

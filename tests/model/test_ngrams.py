@@ -9,12 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import lengths, read, small_model, text
+from small_models import small_model, text
 
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import StreamLoader
-from transformer_xl.mistake import Mistake
-from transformer_xl.model.memory import Memory
 from transformer_xl.model.ngrams import NgramEmbedding
 from transformer_xl.train.step import Trainer
 
@@ -76,15 +74,6 @@ def test_dropout_leaves_out_whole_n_grams_and_only_in_training() -> None:
     kept = factors[..., 0] > 0.5
     torch.testing.assert_close(factors[..., 0], kept.double() / 0.75)
     assert abs(kept.double().mean().item() - 0.75) < 6 * (0.25 * 0.75 / kept.numel()) ** 0.5
-
-
-def test_a_memory_without_its_tokens_is_refused() -> None:
-    model, call = small_model(**NGRAMS), lengths(5)
-    given = read(model, text(2, 5), call).memory
-    none = Memory(given.layers)
-    with pytest.raises(Mistake, match=r"^memory must have the last tokens of each row"):
-        read(model, text(2, 3, seed=1), call, memory=none)
-    read(model, text(2, 3, seed=1), call, memory=none.with_tokens(torch.full((2, 3), -1)))
 
 
 def trainer(**changes: object) -> Trainer:

@@ -136,8 +136,3 @@ def test_initial_values(kind):
     width = 30 if kind == "lstm" else 2 * 20
     for parameter in model.backbone.layers[0].parameters():
         assert 0.8 * width**-0.5 < parameter.abs().max() <= width**-0.5
-
-
-def test_layers_that_cannot_be_recomputed_are_refused():
-    with pytest.raises(ValueError, match=r"train\.recompute must be false for kind = lstm"):
-        build_model(TransformerXLConfig(kind="lstm", vocab_size=5), recompute=True)

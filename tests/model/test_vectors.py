@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import lengths, small_backbone, small_model, text, vectors
+from small_models import lengths, small_backbone, small_config, small_model, text, vectors
 
 from transformer_xl import VectorStep
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.mistake import Mistake
+from transformer_xl.model.attention import sinusoids
+from transformer_xl.model.baselines import build_model
 from transformer_xl.model.memory import Memory
 
 CALL = lengths(5)
@@ -57,8 +59,19 @@ def wrong_calls() -> dict[str, Callable[[], Any]]:
         calls.append(("x", lambda given=given: step()(given)))
     for past in (x, Memory(memory.layers[:2]), padded):
         calls.append(("memory", lambda past=past: step(past)))
-    for other in (small_backbone(train=True), small_model(kind="vaswani").backbone, model):
+    absolute = small_model(kind="vaswani"), small_model(kind="al-rfou", positions=9)
+    for other in (small_backbone(train=True), absolute[0].backbone, lstm.backbone, model):
         calls.append(("backbone", lambda other=other: step(of=other)))
+    for given in (torch.zeros(2, 5), torch.zeros(2) > 0, torch.zeros(2, 4) > 0):
+        calls.append(("begins", lambda given=given: backbone(x, None, CALL, given)))
+    for other in (*absolute, small_model(zero_memory=True)):
+        calls.append(("begins", lambda other=other: other.backbone(x, None, CALL, torch.zeros(2, 5) > 0)))
+    for other in absolute:
+        calls.append(("clamp_len", lambda other=other: other.hidden(ids, None, lengths(5, clamp_len=3))))
+    calls.append(("tgt_len", lambda: absolute[1].hidden(text(2, 10), None, CALL)))
+    calls.append(("memory", lambda: small_model(ngrams=(2,))(ids, ids, memory, CALL)))
+    calls.append(("train.recompute", lambda: build_model(small_config(kind="lstm"), recompute=True)))
+    calls.append(("d_model", lambda: sinusoids(3, 5)))
     return {f"{what} {number}": call for number, (what, call) in enumerate(calls)}
 
 
