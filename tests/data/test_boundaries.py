@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from shlex import split as words
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,15 +65,17 @@ def test_a_text_has_the_token_itself(tmp_path: Path, unit: Unit, joined: str) ->
     assert unit != "bpe" or corpus.vocab.id_of("\u00a7") is None, "a byte's token is written in another character"
 
 
-def test_ids_get_it_between_their_documents(tmp_path: Path) -> None:
-    songs = np.random.default_rng(0).integers(1, 10, (40, 3), np.uint16)
-    np.save(tmp_path / "songs.npy", songs)
-    marked, plain = (opened(tmp_path / "songs.npy", "id", end) for end in ("9", ""))
+@pytest.mark.parametrize(("dtype", "last"), [(np.uint16, 9), (np.uint8, 300)])
+def test_ids_get_it_between_their_documents(tmp_path: Path, dtype: Any, last: int) -> None:
+    """Also one that the type of the ids cannot hold."""
+    np.save(tmp_path / "songs.npy", np.random.default_rng(0).integers(1, 10, (40, 3), dtype))
+    marked, plain = (opened(tmp_path / "songs.npy", "id", end) for end in (str(last), ""))
     assert marked.header.splits["train"].bytes == plain.header.splits["train"].bytes, "the file's"
     found, whole = marked.split("train"), plain.split("train")
     assert found.documents is None and whole.documents is not None
-    expected = [part if part[-1] == 9 else [*part, 9] for part in np.split(whole.ids, whole.documents[1:])]
+    expected = [part if part[-1] == last else [*part, last] for part in np.split(whole.ids, whole.documents[1:])]
     assert found.ids.tolist() == [number for part in expected for number in part]
+    assert len(marked.vocab) == last + 1
 
 
 def test_what_is_no_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,12 +108,6 @@ def test_a_run_keeps_it_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtur
     again = tmp_path / "again"
     assert main([*words(f"train --init {out} --data {lines} --out {again} --no-report"), *TRAIN]) == 0
     assert Run(again).settings().model.document_end == config.model.document_end
-
-
-def test_ids_of_one_byte_may_get_an_end_above_them(tmp_path: Path) -> None:
-    np.save(tmp_path / "songs.npy", np.random.default_rng(0).integers(0, 256, (40, 3), np.uint8))
-    corpus = opened(tmp_path / "songs.npy", "id", "300")
-    assert (corpus.split("train").ids == 300).sum() > 20 and len(corpus.vocab) == 301
 
 
 def test_impossible_tokens_are_refused_before_any_work(tmp_path: Path) -> None:

@@ -320,10 +320,6 @@ class TestCorpus:
         (store / "test.bin").write_bytes(bytes(4))
         assert Corpus.build(store, splits, reuse=True).split("test").ids.any()
 
-    def test_a_missing_store_is_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match="There is no token store"):
-            Corpus.open(tmp_path / "store")
-
     def test_a_full_disk_leaves_the_old_store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = Corpus.build(tmp_path / "store", splits).path
 
@@ -356,6 +352,8 @@ class TestCorpus:
         assert len(build().split("all").ids) == 17 and not [*tmp_path.glob(".tmp-*")]
 
     def test_a_store_replaces_a_store_and_nothing_else(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="There is no token store"):
+            Corpus.open(tmp_path / "store")
         Corpus.build(tmp_path / "store", splits)
         assert Corpus.build(tmp_path / "store", splits | {"train": b"xyz"}).header.splits["train"].tokens == 3
         mine = put(tmp_path / "mine", {"thesis.txt": b""})
@@ -392,11 +390,17 @@ class TestAnyText:
             file.write_bytes(b"\xef\xbb\xbf" + text.encode())
             assert texts_of(file, unit) == found, "a byte order mark moved a cut"
 
-    def test_words_are_cut_after_lines_unless_lines_are_long(self, tmp_path: Path) -> None:
+    def test_words_are_cut_after_lines_unless_lines_are_long_and_else_at_white_space(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"word word\n" * 95)
         assert all(b"".join(texts).endswith(b"\n") for texts in texts_of(tmp_path / "a.txt", "word").values())
         (tmp_path / "a.txt").write_bytes(b"word " * 195 + b"\nword\n")
         assert len(texts_of(tmp_path / "a.txt", "word")["valid"][0].split()) == 10
+        (tmp_path / "a.txt").write_bytes(b"one\ttwo\t" * 50)
+        words = [len(texts[0].split()) for texts in texts_of(tmp_path / "a.txt", "word").values()]
+        assert sum(words) == 100 and min(words) >= 4, "no word is cut"
+        (tmp_path / "a.txt").write_text("語" * 100)
+        with pytest.raises(ValueError, match="too short to be cut between documents, words"):
+            texts_of(tmp_path / "a.txt", "word")
 
     @pytest.mark.parametrize(
         "names",
@@ -412,17 +416,20 @@ class TestAnyText:
             "train.en valid.en test.en",
             "my_train.txt my_dev.txt my_test.txt",
             "x.train.txt validation.txt test.md",
-            "train.txt valid.txt test.txt poems.txt",
+            "train.txt val.txt test.txt | poems.txt to-train-your-dragon.txt contest.txt tests.txt train.py test.py",
         ],
     )
     def test_the_usual_names_name_splits(self, tmp_path: Path, names: str) -> None:
-        """The test split must not train the model: a file is in the split that it names, and in no other."""
-        put(tmp_path, {name: f"{name} ".encode() * 30 for name in names.split()})
+        """The test split must not train the model: a file is in the split that it names, and in no other.
+
+        Those after a bar name none, although words of splits are parts of their names.
+        """
+        put(tmp_path, {name: f"{name} ".encode() * 30 for name in names.replace("|", "").split()})
         texts = texts_of(tmp_path, "byte")
         assert texts.keys() == {"train", "valid", "test"}
         spelt = {"train": "train", "val": "valid", "dev": "valid", "test": "test"}
         for split, found in texts.items():
-            own = [name for name in names.split() if spelt[max(spelt, key=name.rfind)] == split and name != "poems.txt"]
+            own = [name for name in names.partition("|")[0].split() if spelt[max(spelt, key=name.rfind)] == split]
             assert found == [f"{name} ".encode() * 30 for name in own] and own
 
     def test_a_folder_without_a_valid_split_takes_it_from_train(self, tmp_path: Path) -> None:
@@ -473,11 +480,6 @@ class TestAnyText:
         put(tmp_path, dict.fromkeys(names.split(), b"text " * 30))
         with pytest.raises(ValueError, match=sentence):
             read_splits(tmp_path, "byte")
-
-    def test_a_name_that_only_contains_a_split_word_names_no_split(self, tmp_path: Path) -> None:
-        names = ("how-to-train-your-dragon.txt", "contest.txt", "tests.txt", "train.py", "test.py")
-        put(tmp_path, dict.fromkeys(names, b"text " * 30))
-        assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 150
 
     def test_runs_stores_and_binary_files_are_left_out_with_a_note(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "arrays.npz", np.zeros(9))
@@ -552,27 +554,12 @@ class TestAnyText:
         with pytest.raises((ValueError, OSError), match=r"a\.txt"):
             texts_of(file, "char")
 
-    @pytest.mark.parametrize("member", ["[Content_Types].xml", "mimetype"])
-    def test_a_document_of_an_office_program_is_refused(self, tmp_path: Path, member: str) -> None:
-        with zipfile.ZipFile(tmp_path / "a.docx", "w") as packed:
-            packed.writestr(member, "text " * 100)
-        with pytest.raises(ValueError, match=r"a\.docx must be text, and is a document of an office program"):
-            open_corpus(str(tmp_path / "a.docx"))
-
     def test_a_cut_may_fall_on_the_line_end_that_a_file_lacks(self, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_text(json.dumps("x " * 44 + "x"))
         (tmp_path / "b.jsonl").write_text('"b c d e"\n')
         assert [(tmp_path / name).stat().st_size for name in ("a.jsonl", "b.jsonl")] == [91, 10]
         with pytest.raises(Mistake, match="nothing for the test split"):
             read_splits(tmp_path, "word")
-
-    def test_words_are_cut_between_tabs_too(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_bytes(b"one\ttwo\t" * 50)
-        words = [len(texts[0].split()) for texts in texts_of(tmp_path / "a.txt", "word").values()]
-        assert sum(words) == 100 and min(words) >= 4, "no word is cut"
-        (tmp_path / "a.txt").write_text("語" * 100)
-        with pytest.raises(ValueError, match="too short to be cut between documents, words"):
-            texts_of(tmp_path / "a.txt", "word")
 
     @pytest.mark.parametrize("unit", ["char", "word"])
     @pytest.mark.parametrize("content", [b"abc\0def", b"ab\xff", b"ab\xc3"])

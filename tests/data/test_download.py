@@ -197,9 +197,17 @@ class TestArchives:
         monkeypatch.setattr(archives, "_MEMBERS", 20)
         refused(root, KINDS[kind]([(str(number), b"") for number in range(21)]), "or are more than 20")
 
-    @pytest.mark.parametrize("names", [("a", "a/b"), ("n" * 300,)])
-    def test_names_that_no_folder_can_hold_together_are_a_damaged_archive(self, root, names) -> None:
-        refused(root, zipped([(name, b"1") for name in names]), "names that no folder can hold")
+    @pytest.mark.parametrize(
+        ("names", "reason"),
+        [
+            (("a", "a/b"), "names that no folder can hold"),
+            (("n" * 300,), "names that no folder can hold"),
+            (("[Content_Types].xml",), "a must be text, and is a document of an office program"),
+            (("mimetype",), "a must be text, and is a document of an office program"),
+        ],
+    )
+    def test_names_that_no_folder_can_hold_or_that_documents_have_are_refused(self, root, names, reason) -> None:
+        refused(root, zipped([(name, b"1") for name in names]), reason)
 
     def test_a_mistake_in_a_file_names_the_archive_and_no_temporary_folder(self, root) -> None:
         (root / "a").write_bytes(zipped([("d/x.jsonl", b'{"text": "x"}\n{"no": 1}\n')]))

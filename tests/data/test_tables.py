@@ -82,14 +82,8 @@ def test_a_table_has_the_tokens_of_its_lines(unit: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "file/a.arrow"])
-def test_texts_in_a_dictionary_are_texts(name: str, tmp_path: Path) -> None:
-    packed = TABLE.set_column(1, "text", TABLE["text"].dictionary_encode())
-    assert opened(written(name, tmp_path, packed)).split("all").ids.tobytes() == "".join(TEXTS).encode()
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "file/a.arrow"])
-def test_lists_of_texts_are_no_texts(name: str, tmp_path: Path) -> None:
-    table = pyarrow.table({"tags": [["a", "b"]] * 60, "title": TEXTS})
+def test_texts_in_a_dictionary_are_texts_and_lists_of_texts_are_not(name: str, tmp_path: Path) -> None:
+    table = pyarrow.table({"tags": [["a", "b"]] * 60, "title": TABLE["text"].dictionary_encode()})
     assert opened(written(name, tmp_path, table)).split("all").ids.tobytes() == "".join(TEXTS).encode()
     with pytest.raises(Mistake, match='must have a column of texts "tags"'):
         opened(tmp_path / name, "tags")
