@@ -27,6 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "matches": {"matches": (1, 2), "match_window": 5, "ngram_width": 6},
     "gated": {"gate": "gru", "gate_bias": 0.5, "relu_output": True, "pre_lnorm": True},
 }
+DOCUMENTS = VARIANTS["n-grams"] | {"document_end": 9}
+"""Short texts of `text` have several ends."""
 BASELINES: dict[str, dict[str, Any]] = {
     "shaw": {"kind": "shaw", "positions": 7},
     "vaswani": {"kind": "vaswani", "d_embed": 6, "cutoffs": (7,), "tie_projs": (True, False)},

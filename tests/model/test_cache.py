@@ -10,7 +10,7 @@ import torch
 from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import BASELINES, VARIANTS, lengths, read, score, small_model, text
+from small_models import BASELINES, DOCUMENTS, VARIANTS, lengths, read, score, small_model, text
 from torch import nn
 
 from transformer_xl.config.settings import Lengths
@@ -22,7 +22,12 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops.masks import next_multiple
 from transformer_xl.runtime.device import PRECISIONS, autocast
 
-KINDS: dict[str, dict[str, Any]] = {**VARIANTS, **BASELINES, "attended zeros": {"zero_memory": True, "pre_lnorm": True}}
+KINDS: dict[str, dict[str, Any]] = {
+    **VARIANTS,
+    **BASELINES,
+    "n-grams": DOCUMENTS,
+    "attended zeros": {"zero_memory": True, "pre_lnorm": True},
+}
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 

@@ -12,7 +12,6 @@ from small_models import VOCAB, small_backbone, small_model, vectors
 from torch import Tensor
 
 from transformer_xl.config.settings import Lengths
-from transformer_xl.model.step import Step
 
 END, LENGTH = 3, 40
 STARTS = (0, 5, 6, 17, 33, LENGTH)
@@ -33,14 +32,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def stream(rows: int = 2) -> tuple[Tensor, Tensor]:
-    """Ids with ends of documents at `STARTS` in the first row and elsewhere in the others, and targets."""
+def stream() -> tuple[Tensor, Tensor]:
+    """Ids with ends of documents at `STARTS`, and targets."""
     generator = torch.Generator().manual_seed(2)
-    ids = torch.randint(END + 1, VOCAB, (rows, LENGTH), generator=generator)
+    ids = torch.randint(END + 1, VOCAB, (1, LENGTH), generator=generator)
     ids[0, list(STARTS[1:-1])] = END
-    for row in range(1, rows):
-        ids[row, [2 * row + 7, 30]] = END
-    return ids, torch.randint(VOCAB, (rows, LENGTH), generator=generator)
+    return ids, torch.randint(VOCAB, (1, LENGTH), generator=generator)
 
 
 def read(model: Any, ids: Tensor, targets: Tensor, cuts: Sequence[int], lengths: Lengths) -> Tensor:
@@ -61,7 +58,7 @@ def test_a_packed_row_is_its_documents_alone(cuts: str, kind: str, backend: str)
     for each in (model, plain):
         for layer in each.backbone.layers if kind not in ("lstm", "qrnn") else ():
             layer.attention.backend = backend
-    ids, targets = stream(1)
+    ids, targets = stream()
     lengths = Lengths(tgt_len=7, mem_len=50)
     packed = read(model, ids, targets, CUTS[cuts], lengths)
     parts = []
@@ -74,24 +71,6 @@ def test_a_packed_row_is_its_documents_alone(cuts: str, kind: str, backend: str)
         torch.autograd.grad(nats.sum(), list(each.parameters())) for nats, each in ((packed, model), (alone, plain))
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["plain", "n-grams and matches"])
-def test_a_cache_and_single_steps_equal_memory(kind: str) -> None:
-    model = small_model(document_end=END, **KINDS[kind])
-    ids, _ = stream()
-    lengths = Lengths(tgt_len=7, mem_len=11)
-    with torch.no_grad():
-        memory, cache = None, model.empty_cache(2, lengths)
-        for start in range(0, 21, 7):
-            expected, memory = model.log_probs(ids[:, start : start + 7], memory, lengths)
-            found, cache = model.log_probs(ids[:, start : start + 7], cache, lengths)
-            torch.testing.assert_close(found, expected)
-        assert torch.equal(memory.counts, cache.counts) and memory.counts.tolist() == [4, 12 - 1]
-        step = Step(model, cache.fork(), lengths)
-        for position in range(21, LENGTH):
-            expected, memory = model.log_probs(ids[:, position : position + 1], memory, lengths)
-            torch.testing.assert_close(step(ids[:, position : position + 1]), expected[:, 0])
 
 
 def test_a_backbone_begins_episodes_where_it_is_told() -> None:

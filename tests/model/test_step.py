@@ -13,7 +13,7 @@ import torch
 from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VARIANTS, lengths, read, small_backbone, small_model, text
+from small_models import DOCUMENTS, VARIANTS, lengths, read, small_backbone, small_model, text
 from torch import Tensor, nn
 
 from transformer_xl.config.settings import Lengths
@@ -25,6 +25,7 @@ from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
     **VARIANTS,
+    "n-grams": DOCUMENTS,
     "attended zeros": {"zero_memory": True},
     "shared projection": {"share_position_projection": True},
 }
