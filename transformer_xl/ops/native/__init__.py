@@ -80,11 +80,14 @@ def _load(path: Path) -> str | None:
         return f"it is not built for this machine; {_advice(path)}"
     if reason := _doubt(path):
         return reason
+    operators = getattr(torch.ops, path.stem)
+    if hasattr(operators, "forward"):  # loaded from another folder; to register the names again would end the process
+        return None
     try:
         torch.ops.load_library(path)
     except OSError as error:
-        return f"its build {path} cannot be loaded ({error}); {_advice(path)} again"
-    return None
+        return f"its build {path} cannot be loaded ({error.__cause__}); {_advice(path)} again"
+    return None if hasattr(operators, "forward") else f"{path} is of another program; remove it, then {_advice(path)}"
 
 
 def _advice(path: Path) -> str:
