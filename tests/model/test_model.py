@@ -161,13 +161,24 @@ def _assigned(model: TransformerXL) -> TransformerXL:
     return made
 
 
+def _assigned_once(model: TransformerXL) -> TransformerXL:
+    """As from a safetensors file, which has no weight twice; in a larger module."""
+    with torch.device("meta"):
+        made = small_model(**vars(model.config))
+    twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
+    given = {f"0.{name}": tensor.clone() for name, tensor in model.state_dict().items() if name not in twice}
+    left = nn.Sequential(made).load_state_dict(given, strict=False, assign=True)
+    assert set(left.missing_keys) == {f"0.{name}" for name in twice} and not left.unexpected_keys
+    return made
+
+
 def _untied(model: TransformerXL) -> TransformerXL:
     made = deepcopy(model)
     made.softmax.tables[-1] = nn.Parameter(1.5 * made.softmax.tables[-1].detach())
     return made
 
 
-@pytest.mark.parametrize("change, more", [(_drawn_after_meta, 0), (_assigned, 0), (_untied, 1)])
+@pytest.mark.parametrize("change, more", [(_drawn_after_meta, 0), (_assigned, 0), (_assigned_once, 0), (_untied, 1)])
 @pytest.mark.parametrize("variant", [{}, VARIANTS["bands"], VARIANTS["projected"]])
 def test_losses_are_those_of_the_log_probabilities_whoever_replaces_weights(variant: dict, change, more: int) -> None:
     """PyTorch makes a weight for each name, so tied tables would come apart."""

@@ -176,14 +176,19 @@ class SharedWeights(nn.Module):
                 setattr(self.get_submodule(owner), name, self.get_parameter(first))
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
-        """With `assign=True` PyTorch makes a weight for each name, unless it gets the same weight for all."""
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        """With `assign=True` PyTorch makes a weight for each name, unless it gets the same weight for all. Here all
+        get the last one given, which is also what remains without `assign`."""
         for names in self._tied() if metadata.get("assign_to_params_buffers") else ():
-            given = [key for name in names if (key := prefix + name) in state_dict]
+            keys = [prefix + name for name in names]
+            given = [key for key in keys if key in state_dict]
             if given:
-                weight = nn.Parameter(state_dict[given[0]], requires_grad=False)  # then PyTorch marks it as the old one
-                state_dict.update(dict.fromkeys(given, weight))
-        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
+                weight = nn.Parameter(state_dict[given[-1]], requires_grad=False)  # PyTorch marks it as the old one
+                state_dict.update(dict.fromkeys(keys, weight))
+                missing += [key for key in keys if key not in given]
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
 
 
 class Layers(nn.ModuleList, Generic[Layer]):
