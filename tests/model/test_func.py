@@ -23,7 +23,7 @@ def loss_of(model: Any) -> Any:
     def loss(weights: dict[str, Tensor], before: Tensor, ids: Tensor) -> Tensor:
         call = lengths(6, tgt_len=7)
         _, memory = functional_call(model, weights, (before[:, :-1], before[:, 1:], None, call))
-        targets = pad(ids[:, 2:], (1, 0), value=-1)  # the first is not scored
+        targets = pad(ids[:, 2:], (1, 0), value=-100)  # the first is not scored
         nll, _ = functional_call(model, weights, (ids[:, :-1], targets, memory, call))
         return nll.mean()
 

@@ -198,7 +198,8 @@ class AdaptiveSoftmax(_Bands):
             parts = zip(x.split(rows), flat.split(rows), strict=True)
             return torch.cat([self._tempered_nll(*part) for part in parts]).view_as(targets)
         if in_transform():  # all derivatives, in plain PyTorch
-            return F.nll_loss(self.log_probs(x), flat, ignore_index=-1, reduction="none").view_as(targets)
+            scored = flat.clamp(min=-1)
+            return F.nll_loss(self.log_probs(x), scored, ignore_index=-1, reduction="none").view_as(targets)
         if flat.is_cuda or torch.compiler.is_compiling():  # the error comes later, so nothing waits for the device
             torch.ops.aten._assert_async.msg((flat < self.edges[-1]).all(), "a target is out of range")
         elif flat.is_cpu and (flat >= self.edges[-1]).any():
