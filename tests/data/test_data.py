@@ -597,7 +597,7 @@ class TestPublished:
             downloads=(),
             protocols={
                 "drop": _protocol(2, (8, 2, 0), (3, 2, 0), (4, 2, 0)),
-                "keep": _protocol(4, (10, 3, 0), (5, 3, 0), (6, 3, 0)),
+                "keep": _protocol(4, (10, 3, 0), (5, 7, 0), (6, 3, 1)),
             },
             cuts=(10, 15),
         )
@@ -635,9 +635,8 @@ class TestPublished:
         assert corpus.vocab.decode(corpus.split("valid").ids) == "bab"
 
     def test_other_content_and_other_counts_are_refused(self, tiny: Path, home: Path, monkeypatch) -> None:
-        with pytest.raises(
-            ValueError, match=r"3 entries of the vocabulary, not 4; 5 tokens in test, not 6\. Its files"
-        ):
+        wrong = "3 entries of the vocabulary, not 4; 3 types in valid, not 7; 5 tokens in test, not 6; 0 unknown"
+        with pytest.raises(ValueError, match=rf"{wrong} in test, not 1\. Its files"):
             prepare("tiny", tiny, newlines="keep")
         assert not (home / "corpora" / "tiny-keep").exists()
         before = prepare("tiny", tiny)
