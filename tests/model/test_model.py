@@ -11,6 +11,7 @@ from small_models import BASELINES, VARIANTS, VOCAB, inputs_of, lengths, small_m
 from torch import nn
 from torch.nn.utils import prune
 
+from transformer_xl.evaluation.generate import Sampling, stream
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.model.attention import sinusoids
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -57,6 +58,29 @@ def test_every_weight_has_a_gradient_for_any_tokens(variant: dict, tied: bool) -
         ids = torch.tensor([words])
         Objective(model)(ids, ids, None, lengths(5))[0].backward()
         assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("backend", ["strided", "chunked"])
+def test_defaults_of_the_process_change_no_number(backend: str) -> None:
+    changes: dict[str, Any] = {"dropout": 0.3, "dropatt": 0.3, "dropout_words": 0.3}
+    model, call, ids = small_model(train=True, dtype=torch.float32, **changes), lengths(5), text(2, 7)
+    for layer in model.backbone.layers:
+        layer.attention.backend = backend
+
+    def results() -> list[Any]:
+        torch.manual_seed(2)
+        nll, memory = model(ids, ids, None, call)
+        written = stream(model, [ids[0].numpy(), ids[1, :3].numpy()], call, Sampling(seed=3), 5)
+        return [nll, *memory.reset([True, False]).layers, list(written)]
+
+    expected = results()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            found = results()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @each_variant

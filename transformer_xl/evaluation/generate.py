@@ -164,7 +164,7 @@ def sample(
     for start in range(0, len(scores), rows):
         part = slice(start, start + rows)
         cumulative = next_token_probs(scores[part], sampling).cumsum(dim=1)
-        uniform = torch.stack([torch.rand(1, generator=each, dtype=torch.float64) for each in generators[part]])
+        uniform = torch.stack([torch.rand(1, generator=g, dtype=torch.float64, device="cpu") for g in generators[part]])
         drawn.append(torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True))
     return torch.cat(drawn).squeeze(1)
 
@@ -247,7 +247,7 @@ def read_prompts(
         read = [read_prompts(model, [prompt], lengths, precision) for prompt in prompts]
         states: list[Any] = [state for _, state in read]  # of models that take no padding, which all have `cat`
         return torch.cat([log_probs for log_probs, _ in read]), states[0].cat(states)
-    tensors = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
+    tensors = [torch.from_numpy(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
     ids = pad_sequence(tensors, batch_first=True, padding_side="left").to(device)
     log_probs, total = None, ids.shape[1]
     if state is None:

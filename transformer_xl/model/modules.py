@@ -55,13 +55,13 @@ def check_vectors(x: Tensor, like: Float[Tensor, " D"]) -> None:
 
 def as_marks(rows: Bool[Tensor, " B"], like: Tensor) -> Bool[Tensor, " B"]:
     """Marks of rows as booleans on the device of `like`, which has a row for each; also from lists and arrays."""
-    marks = torch.as_tensor(rows)
+    marks = torch.as_tensor(rows, device=like.device)
     if marks.dtype != torch.bool or marks.shape != like.shape[:1]:
         raise Mistake(
             f"rows must be true or false for each of {len(like)} rows, got {list(marks.shape)} {marks.dtype}. "
             "Numbers of rows are no marks."
         )
-    return marks.to(like.device)
+    return marks
 
 
 def _as_int64(x: Tensor, fits: bool, rule: str) -> Tensor:

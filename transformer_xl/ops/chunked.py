@@ -35,7 +35,7 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     q_HBTK = (q * scale).transpose(0, 1)
     content_q = q_HBTK + (content_bias * scale)[:, None, None]
     position_q = q_HBTK + (position_bias * scale)[:, None, None]
-    seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
+    seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout_p else 0
     r = r[:, r.shape[1] - k.shape[2] - mask.ahead :]
     k, v = k.transpose(0, 1), v.transpose(0, 1)
     return _ChunkedAttention.apply(content_q, position_q, k, v, r, mask, dropout_p, seed).transpose(0, 1)

@@ -95,8 +95,8 @@ def word_dropout(
     if p == 0:
         return x
     kept = dropout(x.new_ones(vocab_size), p)[ids][..., None]
-    tiny = _TINY * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2))
-    return torch.where(kept > 0, x * kept, tiny.to(x.dtype))
+    tiny = _TINY * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)).to(x.dtype)
+    return torch.where(kept > 0, x * kept, tiny)
 
 
 def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None = None) -> UInt8[Tensor, "*shape"]:
@@ -105,7 +105,8 @@ def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None 
     The mask is bytes, because PyTorch converts them to floats three to eight times as fast as booleans.
     """
     # An int16 is uniform in [-32768, 32767]; p * 65536 of its values are below the threshold.
-    numbers = torch.empty(-(-prod(shape) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
+    numbers = torch.empty(-(-prod(shape) // 4), dtype=torch.int64, device="cpu")
+    numbers.random_(-(1 << 63), None, generator=generator)
     kept = numbers.view(torch.int16)[: prod(shape)].view(shape) >= min(round(p * _STEPS), _STEPS - 1) - _STEPS // 2
     # torch 2.11 cannot compile a view of booleans.
     return kept.to(torch.uint8) if torch.compiler.is_compiling() else kept.view(torch.uint8)

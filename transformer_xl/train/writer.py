@@ -41,7 +41,7 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
         copy = self._copies.get(name)
         if copy is None or (copy.shape, copy.dtype) != (full.shape, full.dtype):
             # A copy from a GPU to pinned memory takes a fraction of the time.
-            copy = self._copies[name] = torch.empty(full.shape, dtype=full.dtype, pin_memory=full.is_cuda)
+            copy = self._copies[name] = torch.empty(full.shape, dtype=full.dtype, device="cpu", pin_memory=full.is_cuda)
         return copy.copy_(full)
 
     def begin(self, work: Callable[[], object]) -> None:

@@ -196,6 +196,6 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     S = k.shape[2]
     r = r[:, r.shape[1] - S - mask.ahead :]
     first, until = (each if each is None else each.long().expand(-1, q.shape[2]) for each in (mask.first, mask.until))
-    seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
+    seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout_p else 0
     numbers = mask.window(S), mask.ahead, scale, dropout_p, seed
     return _NativeAttention.apply(q, k, v, r, content_bias, position_bias, first, until, *numbers)
