@@ -73,6 +73,22 @@ def test_rows_to_reset_are_marks_of_any_kind_and_nothing_else(kind: str) -> None
 
 
 @pytest.mark.unchecked
+@pytest.mark.unchecked
+@pytest.mark.parametrize("valid", [torch.tensor([1]), torch.ones(2), torch.ones(2, dtype=torch.bool)])
+def test_what_counts_is_an_integer_for_each_row(valid: Tensor) -> None:
+    model, call = small_model(), lengths(7)
+    with pytest.raises(Mistake, match=r"valid of the memory must be an integer for each of 2 rows, got \[[12]\]"):
+        read(model, text(2, 5), call, memory=model.empty_memory(2, call, valid))
+
+
+def test_states_are_joined_with_the_tokens_of_all_or_none() -> None:
+    model, call = small_model(ngrams=(2,)), lengths(7)
+    memories = [model.empty_memory(2, call), model.backbone.empty_memory(3, call)]
+    for states in (memories, memories[::-1], []):
+        with pytest.raises(Mistake, match=f"the tokens of all or none, got {len(states)}"):
+            Memory.cat(states)
+
+
 def test_padding_stays_padding_after_a_reset() -> None:
     memory = Memory((torch.ones(2, 0, 4),), torch.tensor([-2, -1]))
     assert memory.reset([True, False]).counts.tolist() == [-2, -1]

@@ -207,3 +207,8 @@ def check_state(memory: object, widths: Sequence[int], x: Vectors, heads: tuple[
             f"memory must hold {len(widths)} tensors of {len(x)} rows, {wide} wide, {x.dtype} on {x.device}, got "
             f"{len(layers)}: {got}. Give the result of empty_memory({len(x)}) or of the previous call."
         )
+    valid = memory.valid
+    if valid is not None and (valid.shape != x.shape[:1] or valid.is_floating_point() or valid.dtype == torch.bool):
+        raise Mistake(
+            f"valid of the memory must be an integer for each of {len(x)} rows, got {list(valid.shape)} {valid.dtype}."
+        )

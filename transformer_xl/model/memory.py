@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..mistake import Mistake
 from ..ops.masks import Bounds, running_max
 from .modules import Valid, Vectors, as_marks
 
@@ -77,9 +78,9 @@ class Memory(NamedTuple):
     @staticmethod
     def cat(memories: Sequence[Memory]) -> Memory:
         """Join the rows of several memories. Shorter ones get padding in front, which counts with `zero_filled`."""
-        first, *others = memories
-        if not others:  # most training steps: nothing is copied
-            return first
+        if len(memories) == 1:  # most training steps: nothing is copied
+            return memories[0]
+        tokens, first = cat_tokens([m.tokens for m in memories]), memories[0]
         length = max(m.length for m in memories)
         layers = tuple(
             torch.cat([pad(x, (0, 0, length - x.shape[1], 0)) for x in layer])
@@ -87,7 +88,7 @@ class Memory(NamedTuple):
         )
         whole = first.zero_filled or all(m.valid is None and m.length == length for m in memories)
         valid = None if whole else torch.cat([m.counts for m in memories])
-        return Memory(layers, valid, first.zero_filled, cat_tokens([m.tokens for m in memories]))
+        return Memory(layers, valid, first.zero_filled, tokens)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
         """Empty the marked rows, where a document or episode ended; keep the others."""
@@ -126,6 +127,11 @@ def reset_tokens(tokens: Int[Tensor, "B L"] | None, rows: Bool[Tensor, " B"]) ->
 def cat_tokens(tokens: Sequence[Int[Tensor, "_ L"] | None]) -> Int[Tensor, "B L"] | None:
     """The tokens of several states, joined."""
     given = [each for each in tokens if each is not None]
+    if not tokens or 0 < len(given) < len(tokens):
+        raise Mistake(
+            f"cat must get one state or more, and the tokens of all or none, got {len(tokens)} with {len(given)}. "
+            "A model with n-grams or matches makes its states itself: model.empty_memory(rows, lengths)."
+        )
     return torch.cat(given) if given else None
 
 
