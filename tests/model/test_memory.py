@@ -73,7 +73,6 @@ def test_rows_to_reset_are_marks_of_any_kind_and_nothing_else(kind: str) -> None
 
 
 @pytest.mark.unchecked
-@pytest.mark.unchecked
 @pytest.mark.parametrize("valid", [torch.tensor([1]), torch.ones(2), torch.ones(2, dtype=torch.bool)])
 def test_what_counts_is_an_integer_for_each_row(valid: Tensor) -> None:
     model, call = small_model(), lengths(7)
@@ -89,6 +88,7 @@ def test_states_are_joined_with_the_tokens_of_all_or_none() -> None:
             Memory.cat(states)
 
 
+@pytest.mark.unchecked
 def test_padding_stays_padding_after_a_reset() -> None:
     memory = Memory((torch.ones(2, 0, 4),), torch.tensor([-2, -1]))
     assert memory.reset([True, False]).counts.tolist() == [-2, -1]
