@@ -34,7 +34,7 @@ from transformer_xl.evaluation.score import evaluate
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.ops import BACKENDS
+from transformer_xl.ops import BACKENDS, native
 from transformer_xl.run.checkpoint import load_training, load_weights
 from transformer_xl.run.folder import Run
 from transformer_xl.run.metrics import Metrics, validations
@@ -589,7 +589,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(corpus, tmp_pat
         fit(model, corpus, replace(config, train=replace(TRAIN, cuda_graph=True)), tmp_path / "run", ranks=Ranks(0, 2))
     with pytest.raises(Mistake, match="cuda_graph needs a CUDA device"):
         fit(model, corpus, replace(config, train=replace(TRAIN, cuda_graph=True)), tmp_path / "run")
+    compiled, headers = replace(config, train=replace(TRAIN, compile=True)), sysconfig.get_path("include")
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": "headers"})
     with pytest.raises(Mistake, match=r"compile must be false on a CPU without a C\+\+ compiler and headers/Python\.h"):
-        fit(model, corpus, replace(config, train=replace(TRAIN, compile=True)), tmp_path / "run")
+        fit(model, corpus, compiled, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("CPATH", headers)
+    if native.compiler() and Path(headers, "Python.h").exists():
+        assert resolve_settings(compiled, corpus).train.compile

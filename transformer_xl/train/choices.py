@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sysconfig
 from dataclasses import replace
-from pathlib import Path
 
 from ..config.problems import WrongSettings
 from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
@@ -36,11 +37,11 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
     end = config.model.document_end if end is None else end
     chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
     train = replace(config.train, **chosen)
-    header = Path(sysconfig.get_paths()["include"], "Python.h")
-    if train.compile and train.device == "cpu" and not (native.compiler() and header.exists()):
+    folder = sysconfig.get_paths()["include"]
+    if train.compile and train.device == "cpu" and not compiles_python(folder):
         raise Mistake(
-            f"train.compile must be false on a CPU without a C++ compiler and {header}. Install g++ and python3-dev, "
-            "or leave it out."
+            f"train.compile must be false on a CPU without a C++ compiler and {folder}/Python.h. Install g++ and "
+            "python3-dev, or leave it out."
         )
     if train.cuda_graph and not can_record(train, config.model):
         raise Mistake(
@@ -100,3 +101,11 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
 def can_record(config: TrainConfig, model: TransformerXLConfig) -> bool:
     """Whether a step of this training can be recorded as a CUDA graph."""
     return config.device.startswith("cuda") and model.kind == "transformer-xl" and not model.cutoffs
+
+
+def compiles_python(folder: str) -> bool:
+    """Whether the C++ compiler finds Python's headers, in `folder` or where it looks anyway (CPATH): the code that
+    torch.compile writes for a CPU includes them."""
+    command = native.compiler()
+    flags = "-fsyntax-only", "-I", folder, "-include", "Python.h", "-x", "c++", os.devnull
+    return command is not None and subprocess.run([command, *flags], capture_output=True).returncode == 0
