@@ -159,6 +159,7 @@ class Listener(nn.Module):
         return torch.zeros(batch, 2, dtype=torch.float64)
 
     def hidden(self, ids, memory, lengths):
+        assert ids.shape[1] <= lengths.tgt_len
         self.read += ids.numel()
         heard = torch.stack([torch.ones_like(ids), ids], -1).double().cumsum(1) + memory[:, None]
         return heard, heard[:, -1] if lengths.mem_len else torch.zeros_like(memory)

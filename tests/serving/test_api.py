@@ -248,6 +248,19 @@ def test_a_text_that_ends_inside_a_character_goes_on_with_its_rest(live: Live, c
         assert choice["text"] == "\u754c"
 
 
+def test_tokens_that_complete_a_character_begin_where_it_does(live: Live) -> None:
+    raw = [*b"a", *"\U0001f618".encode()]
+    assert raw[3] == raw[4]
+    begun = live.post(prompt=raw[:3], max_tokens=0)["id"]
+    asked = {"previous_response_id": begun, "logprobs": 0, "max_tokens": 2, "temperature": 0}
+    for echo in (False, True):
+        prompt = [*raw[3:], 99] if echo else ""
+        answer = live.post(prompt=prompt, echo=echo, n=2, logit_bias={str(raw[3]): 100}, **asked)
+        for choice in answer["choices"]:
+            assert choice["text"] == ("\U0001f618c\ufffd\ufffd" if echo else "\U0001f618")
+            assert choice["logprobs"]["text_offset"] == ([0, 0, 1, 2, 3] if echo else [0, 0])
+
+
 @pytest.mark.parametrize(
     ("vocab", "prompt", "expected"),
     [

@@ -117,7 +117,7 @@ def test_texts_go_after_their_time_or_when_they_are_too_large(monkeypatch: pytes
     texts.trim()
     assert len(texts) == 1 and texts.get("large") is None
     now[0] = 19.0
-    assert texts.get("a") is None and texts.nbytes == len(texts) == 0
+    assert texts.get("a") is None and texts.nbytes == len(texts) == len(texts._held) == 0
 
 
 def test_the_client_that_keeps_most_loses_its_oldest_text_first() -> None:

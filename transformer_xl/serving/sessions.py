@@ -105,5 +105,7 @@ class Sessions:
 
     def _forget(self, key: tuple[str, str]) -> None:
         session = self._texts.pop(key)
-        self._held -= Counter({session.client: session.nbytes})  # a client without texts is dropped
+        self._held[session.client] -= session.nbytes
+        if not self._held[session.client]:  # a difference of counters would look at all clients
+            del self._held[session.client]
         self.nbytes -= session.nbytes
