@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.interop.bundle import find_bundle, read_bundle
+from transformer_xl.mistake import Mistake
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow"
 
@@ -92,6 +93,9 @@ def test_a_data_file_that_is_cut_short_is_refused(bundles, tmp_path):
 
 
 def test_files_of_another_kind_are_refused(bundles, tmp_path):
+    (tmp_path / "folder.index").mkdir()
+    with pytest.raises(Mistake, match=r"folder\.index must be a file, and is a folder, a pipe"):
+        find_bundle(tmp_path / "folder")
     (tmp_path / "other.index").write_bytes(bytes(100))
     with pytest.raises(ValueError, match="does not end as an index does"):
         read_bundle(tmp_path / "other")

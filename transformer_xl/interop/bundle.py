@@ -64,7 +64,7 @@ def find_bundle(path: Path) -> Path:
     """
     suffix = re.compile(r"\.(index|meta|data-\d{5,}-of-\d{5,})$")
     prefix = _latest(path) if path.is_dir() else path.with_name(suffix.sub("", path.name) or path.name)
-    if not _index(prefix).is_file():
+    if not plain_file(_index(prefix)).exists():
         raise FileNotFoundError(
             f"{path} is no TensorFlow checkpoint: {_index(prefix)} is missing. Name a folder with model.ckpt-N.index "
             "and its data files in it, or the path up to model.ckpt-N."
