@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -178,10 +179,15 @@ def _drawn_after_meta(model: TransformerXL) -> TransformerXL:
     return made
 
 
-def _assigned(model: TransformerXL) -> TransformerXL:
-    with torch.device("meta"):
+def _assigned(model: TransformerXL, assign: bool = True) -> TransformerXL:
+    """Of a weight with several names, that of the last one remains."""
+    with torch.device("meta" if assign else "cpu"):
         made = small_model(**vars(model.config))
-    made.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+    given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name in (name for names in model._tied() for name in names[:-1]):
+        given[name].zero_()
+    made.load_state_dict(given, assign=assign)
+    torch.testing.assert_close(made.state_dict(), model.state_dict(), rtol=0, atol=0)
     return made
 
 
@@ -202,7 +208,10 @@ def _untied(model: TransformerXL) -> TransformerXL:
     return made
 
 
-@pytest.mark.parametrize("change, more", [(_drawn_after_meta, 0), (_assigned, 0), (_assigned_once, 0), (_untied, 1)])
+@pytest.mark.parametrize(
+    "change, more",
+    [(_drawn_after_meta, 0), (_assigned, 0), (partial(_assigned, assign=False), 0), (_assigned_once, 0), (_untied, 1)],
+)
 @pytest.mark.parametrize("variant", [{}, VARIANTS["bands"], VARIANTS["projected"]])
 def test_losses_are_those_of_the_log_probabilities_whoever_replaces_weights(variant: dict, change, more: int) -> None:
     """PyTorch makes a weight for each name, so tied tables would come apart."""
