@@ -73,10 +73,14 @@ def test_rows_to_reset_are_marks_of_any_kind_and_nothing_else(kind: str) -> None
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("valid", [torch.tensor([1]), torch.ones(2), torch.ones(2, dtype=torch.bool)])
+@pytest.mark.parametrize(
+    "valid", [torch.tensor([1]), torch.ones(2), torch.ones(2, dtype=torch.bool), torch.ones(2).char()]
+)
 def test_what_counts_is_an_integer_for_each_row(valid: Tensor) -> None:
     model, call = small_model(), lengths(7)
-    with pytest.raises(Mistake, match=r"valid of the memory must be an integer for each of 2 rows, got \[[12]\]"):
+    with pytest.raises(
+        Mistake, match=r"valid of the memory must be an int64 or int32 for each of 2 rows, got \[[12]\]"
+    ):
         read(model, text(2, 5), call, memory=model.empty_memory(2, call, valid))
 
 

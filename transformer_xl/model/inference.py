@@ -208,7 +208,8 @@ def check_state(memory: object, widths: Sequence[int], x: Vectors, heads: tuple[
             f"{len(layers)}: {got}. Give the result of empty_memory({len(x)}) or of the previous call."
         )
     valid = memory.valid
-    if valid is not None and (valid.shape != x.shape[:1] or valid.is_floating_point() or valid.dtype == torch.bool):
-        raise Mistake(
-            f"valid of the memory must be an integer for each of {len(x)} rows, got {list(valid.shape)} {valid.dtype}."
+    if valid is not None and (valid.shape != x.shape[:1] or valid.dtype not in (torch.int64, torch.int32)):
+        raise Mistake(  # a sum of smaller integers overflows
+            f"valid of the memory must be an int64 or int32 for each of {len(x)} rows, got {list(valid.shape)} "
+            f"{valid.dtype}."
         )
