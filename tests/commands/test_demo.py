@@ -122,6 +122,8 @@ def test_the_demo_ends_in_time(demo, step):
 def test_a_slow_machine_scores_less_text_and_compressors_read_the_same_text(demo, capsys):
     assert demo(Machine(2), "--minutes 1 --out run") == 0
     shown = capsys.readouterr().out
+    sample = shown.partition("\n\nclass Memory:\n")[2].partition("\n\nbits per byte")[0]
+    assert 80 < len(sample) < 300, "a quarter of a sample"
     [scored] = [int(size.replace(",", "")) for size in re.findall(r"on ([\d,]+) of 3,000 bytes", shown)]
     assert 80 <= scored < 2999
     rows = [TEXT[1 + start : 1 + start + scored // 5] for start in range(0, 3000, 600)]
