@@ -412,7 +412,8 @@ def test_copies_stay_unchanged_until_written_and_their_memory_is_reused():
     aside, tensor, found = BackgroundWriter(), torch.arange(6.0).view(2, 3).T, []
     for number in range(3):
         aside.wait()
-        copy = aside.copy("tensor", tensor + number)
+        with torch.device("meta"):  # the default device of a process
+            copy = aside.copy("tensor", tensor + number)
         aside.begin(lambda copy=copy: (threading.Event().wait(0.05), found.append((copy.clone(), copy.data_ptr()))))
     aside.wait()
     assert [int(copy[0, 0]) for copy, _ in found] == [0, 1, 2]

@@ -79,6 +79,9 @@ def test_dropout(both: bool, built: Path) -> None:
     case = Case(queries=71, memory=57, attn_len=119, valid=(57, -2), batch=2, head_size=128)
     case = replace(case, causal=False, look_ahead=9, end=(71, 53)) if both else case
     assert_dropout("native", case, torch.float32)
+    inputs = make_inputs(case, torch.float32)
+    with torch.device("meta"):  # the default device of a process
+        assert relative_attention(**inputs, dropout_p=0.5, backend="native").isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
