@@ -93,6 +93,15 @@ def test_a_data_file_that_is_cut_short_is_refused(bundles, tmp_path):
 
 
 def test_files_of_another_kind_are_refused(bundles, tmp_path):
+    index, version, big_endian = (bundles / "shards.index").read_bytes(), bytes.fromhex("1a020801"), b"\x10\1\x10\1"
+    assert index.count(version) == 1
+    (tmp_path / "big.index").write_bytes(index.replace(version, big_endian))
+    with pytest.raises(Mistake, match=r"big\.index .*: it was written on a big-endian machine\. Copy"):
+        read_bundle(tmp_path / "big")
+    (tmp_path / "shards.index").write_bytes(index)
+    (tmp_path / "shards.data-00000-of-00003").mkdir()
+    with pytest.raises(Mistake, match=r"00000-of-00003 must be a file, and is a folder, a pipe"):
+        read_bundle(tmp_path / "shards")
     (tmp_path / "folder.index").mkdir()
     with pytest.raises(Mistake, match=r"folder\.index must be a file, and is a folder, a pipe"):
         find_bundle(tmp_path / "folder")
