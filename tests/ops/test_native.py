@@ -231,7 +231,8 @@ def test_a_build_gets_its_name_when_the_disk_holds_it(tmp_path: Path, monkeypatc
     assert synced == [(9, False)] and path.read_bytes() == b"a library"
 
 
-def test_a_build_that_cannot_be_loaded_is_not_used(elsewhere: Path) -> None:
+def test_a_build_that_cannot_be_loaded_is_not_used(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-DOTHER"))  # a name that this process has not loaded
     native.library().parent.mkdir(mode=0o755)
     foreign = Path(torch.__file__).with_name("lib") / "libtorch_global_deps.so"
     for content, said in ((b"no library", r"loaded \(.*: file too short\)"), (foreign.read_bytes(), "another program")):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sysconfig
 from dataclasses import replace
 
@@ -37,8 +35,12 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
     end = config.model.document_end if end is None else end
     chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
     train = replace(config.train, **chosen)
-    if train.compile and train.device == "cpu":
-        _check_compiler(sysconfig.get_paths()["include"])
+    folder = sysconfig.get_paths()["include"]
+    if train.compile and train.device == "cpu" and not native.finds("Python.h", folder):
+        raise Mistake(
+            f"train.compile must be false on a CPU without a C++ compiler and {folder}/Python.h. Install g++ and "
+            "python3-dev, or leave it out."
+        )
     if train.cuda_graph and not can_record(train, config.model):
         raise Mistake(
             "train.cuda_graph needs a CUDA device, model.kind = transformer-xl and no model.cutoffs, whose softmax "
@@ -97,14 +99,3 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
 def can_record(config: TrainConfig, model: TransformerXLConfig) -> bool:
     """Whether a step of this training can be recorded as a CUDA graph."""
     return config.device.startswith("cuda") and model.kind == "transformer-xl" and not model.cutoffs
-
-
-def _check_compiler(folder: str) -> None:
-    """Refuse unless the C++ compiler finds Python's headers in `folder`, or where it looks anyway (CPATH)."""
-    command = native.compiler()
-    flags = "-fsyntax-only", "-I", folder, "-include", "Python.h", "-x", "c++", os.devnull
-    if command is None or subprocess.run([command, *flags], capture_output=True).returncode:
-        raise Mistake(
-            f"train.compile must be false on a CPU without a C++ compiler and {folder}/Python.h. Install g++ and "
-            "python3-dev, or leave it out."
-        )

@@ -155,6 +155,12 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
+def finds(header: str, folder: str) -> bool:
+    """Whether there is a C++ compiler that finds a header in `folder`, or where it looks anyway (CPATH)."""
+    command, flags = compiler(), ("-fsyntax-only", "-I", folder, "-include", header, "-x", "c++", os.devnull)
+    return command is not None and subprocess.run([command, *flags], capture_output=True).returncode == 0
+
+
 def _compile(compiler: str, path: Path) -> None:
     torch_folder = Path(torch.__file__).parent  # `cpp_extension` has these paths, and warns of a lack of CUDA
     path.parent.chmod(0o755)  # see `_doubt`; with some umasks a group may write
