@@ -61,6 +61,7 @@ def test_every_weight_has_a_gradient_for_any_tokens(variant: dict, tied: bool) -
         assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("backend", ["strided", "chunked"])
 def test_defaults_of_the_process_change_no_number(backend: str) -> None:
     changes: dict[str, Any] = {"dropout": 0.3, "dropatt": 0.3, "dropout_words": 0.3}
