@@ -168,7 +168,7 @@ class SharedWeights(nn.Module):
         return [each for each in names.values() if len(each) > 1]
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
-        """Where PyTorch cannot change a weight in place, as in `to_empty`, it makes one for each name."""
+        """Some changes, such as `to_empty`, make PyTorch create a weight for each name: then share them again."""
         tied = self._tied()
         super()._apply(fn, recurse)
         for first, *others in tied:
