@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from transformer_xl.runtime import files
 from transformer_xl.runtime.files import lock_folder, wait_for, whole_folder, write_whole
 
 
@@ -22,6 +23,13 @@ def write_both(folder: Path) -> None:
     with whole_folder(folder / "checkpoint") as unfinished:
         (unfinished / "weights").write_text("1")
     assert (folder / "new" / "file").read_text() == "text" and (folder / "checkpoint" / "weights").read_text() == "1"
+
+
+def write_again(folder: Path) -> None:
+    with whole_folder(folder / "checkpoint") as unfinished:
+        (unfinished / "weights").write_text("2")
+    assert (folder / "checkpoint" / "weights").read_text() == "2"
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint", "new"]
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -45,6 +53,27 @@ def test_files_that_cannot_be_synced_are_not_taken_for_written(tmp_path, monkeyp
     monkeypatch.setattr(os, "fsync", none)
     with pytest.raises(OSError, match="file could not be written: Invalid argument"):
         write_whole(tmp_path / "file", "text")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="exchanges no folders")
+def test_a_folder_that_is_replaced_has_its_name_at_every_moment(tmp_path, monkeypatch):
+    """A kill between two renames would leave no checkpoint of that name."""
+    write_both(tmp_path)
+    rename = Path.rename
+
+    def checked(path: Path, target: Path) -> Path:
+        renamed = rename(path, target)
+        assert (tmp_path / "checkpoint" / "weights").exists()
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", checked)
+    write_again(tmp_path)
+
+
+def test_a_folder_is_replaced_where_two_names_cannot_be_exchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    write_both(tmp_path)
+    write_again(tmp_path)
 
 
 def test_rights_that_a_file_system_does_not_have_are_not_asked_for(tmp_path, monkeypatch):
