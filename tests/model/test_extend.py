@@ -147,6 +147,28 @@ def test_a_model_that_would_be_loaded_as_another_is_refused(tmp_path):
     assert not Path("run").exists() and not Path("saved").exists()
 
 
+@pytest.mark.parametrize("part", ["model", "layer", "parametrised"])
+def test_a_model_whose_weights_have_other_names_is_refused(tmp_path, monkeypatch, part):
+    """A checkpoint of it would be written, and could not be loaded."""
+    monkeypatch.chdir(tmp_path)
+    config, corpus = settings("transformer-xl")
+    model = build_model(config.model)
+    layers = model.backbone.layers
+    if part == "layer":
+        layers[0] = torch.compile(layers[0], backend="eager")
+    elif part == "parametrised":
+        nn.utils.parametrizations.weight_norm(layers[0].attention.output)
+    else:
+        model = torch.compile(model, backend="eager")
+    for act in (
+        lambda: fit(model, corpus, config, "run"),
+        lambda: save_checkpoint("saved", model=model, vocab=corpus.vocab, config=config),
+    ):
+        with pytest.raises(Mistake, match=r"compile\(\)"):
+            act()
+    assert not Path("run").exists() and not Path("saved").exists()
+
+
 def test_what_cannot_be_registered():
     for kind in ("shaw", "My kind"):
         with pytest.raises(Mistake, match="kind must be a new name"):

@@ -255,8 +255,8 @@ def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> Non
     if backbone.training or not _is_plain(backbone):
         raise Mistake(
             "backbone must be in eval mode and of kind transformer-xl, with its own attention and no hooks on that or "
-            f"on layers, to read one step at a time, got kind = {backbone.config.kind} and training = "
-            f"{backbone.training}. Call its eval(); with others, call the backbone itself."
+            f"on layers, to read one step at a time, got {type(backbone).__name__}, kind = {backbone.config.kind} and "
+            f"training = {backbone.training}. Call its eval(); with others, call the backbone itself."
         )
     rows = len(past.counts) if isinstance(past, Memory | KVCache) else 0
     check_state(past, [backbone.config.d_model] * len(backbone.layers), backbone.like.expand(rows, 1, -1))

@@ -76,7 +76,7 @@ def count_parameters(config: TransformerXLConfig) -> int:
 
 
 def check_rebuilt(model: TransformerXL) -> None:
-    """Raise a `Mistake` if `model` has other classes than `build_model` builds from its config.
+    """Raise a `Mistake` if `model` has other classes or names of weights than `build_model` builds from its config.
 
     A checkpoint stores weights and config. Such a model would be loaded as another one.
     """
@@ -85,5 +85,14 @@ def check_rebuilt(model: TransformerXL) -> None:
             raise Mistake(
                 f"The model must have a {plain.__name__}, as its config says (kind = {model.config.kind}), got "
                 f"{own.__name__}. A checkpoint stores weights and config, so it would be loaded as another model. "
-                'Register the class and set its kind: register("mine", backbone=...), docs/extend.md.'
+                'Register the class and set its kind: register("mine", backbone=...), docs/extend.md. Of a wrapper '
+                "give the model inside: model.compile() compiles without one."
             )
+    with torch.device("meta"), Undrawn():
+        wanted = build_model(model.config).state_dict().keys()
+    if other := sorted(model.state_dict().keys() ^ wanted, key=lambda name: (name in wanted, name)):
+        raise Mistake(
+            f"The model must have the names of weights that its config builds, but {other[0]} differs, so a checkpoint "
+            "could not be loaded. Compile a part with part.compile(), because torch.compile(part) renames its weights; "
+            "remove parametrisations first."
+        )
