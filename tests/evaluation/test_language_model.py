@@ -126,6 +126,7 @@ def test_a_line_costs_what_txl_score_says():
 def test_tokens_are_readable():
     assert language_model(WORDS).score("a bird sang\n twice").tokens == ["a", " bird", " sang", "\n", "twice"]
     assert language_model().score("é\n").tokens == ["", "é", "\n"]
+    assert repr(language_model().score("ab" * 700)).startswith("ScoredTokens(1,400 tokens, ppl ")  # not all of them
 
 
 def test_without_a_line_end_the_first_token_is_only_context():

@@ -104,3 +104,14 @@ def test_a_saved_memory_is_loaded_without_executing_code(tmp_path: Path) -> None
     again = torch.load(tmp_path / "memory.pt", weights_only=True)
     assert isinstance(again, Memory) and torch.equal(again.layers[0], memory.layers[0])
     assert torch.equal(again.counts, memory.counts)
+
+
+def test_a_printed_state_has_shapes_instead_of_numbers() -> None:
+    """A notebook prints the last value of a cell."""
+    model = small_model(ngrams=(2,)).eval()
+    with torch.no_grad():
+        memory = model.hidden(torch.zeros(2, 5, dtype=torch.long), None, lengths(7))[1]
+        cache = model.cached(memory, lengths(7))
+    shown = f"Memory(layers of {[list(x.shape) for x in memory.layers]}, valid=None, zero_filled=False)"
+    assert repr(memory) == shown and "length=5, valid=None" in repr(cache) and "tensor" not in repr(cache)
+    assert "layers of ['leaf']" in repr(Memory(("leaf",)))  # type: ignore[arg-type]  # what a map of a tree may make

@@ -44,6 +44,10 @@ class ScoredTokens(NamedTuple):
     context: Context
     """The text with everything before it, to be continued."""
 
+    def __repr__(self) -> str:
+        count = len(self.tokens)
+        return f"ScoredTokens({count:,} tokens, ppl {self.ppl:.2f}, {self.bits_per_byte:.4f} bits per byte)"
+
     @property
     def ppl(self) -> float:
         """Perplexity per token; nan without tokens."""

@@ -7,7 +7,7 @@ reading one token at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -33,19 +33,19 @@ class KVCache:
     consumes the cache that it gets and returns a new one. `fork` a cache before the call to keep the old one.
     """
 
-    buffers: list[Float[Tensor, "B 2 H C K"]]
+    buffers: list[Float[Tensor, "B 2 H C K"]] = field(repr=False)
     lengths: Lengths
     length: int
     """Positions in use."""
     valid: Valid = None
-    zero_kv: list[Float[Tensor, "2 H 1 K"]] | None = None
+    zero_kv: list[Float[Tensor, "2 H 1 K"]] | None = field(default=None, repr=False)
     """Keys and values of the zeros that a row attends to where it has no past; None: no zeros are attended."""
     first: int = 0
-    positions: Sequence[Positions | None] = ()
+    positions: Sequence[Positions | None] = field(default=(), repr=False)
     """Each layer's `Positions`, for distances `reach` - 1, ..., 0; `reach` grows when a call needs more."""
     reach: int = 0
     spent: bool = False
-    tokens: Int[Tensor, "B L"] | None = None
+    tokens: Int[Tensor, "B L"] | None = field(default=None, repr=False)
     """The last tokens, as in `Memory`."""
 
     def grow_to(self, mem_len: int) -> KVCache:

@@ -31,6 +31,10 @@ class Memory(NamedTuple):
     tokens: Int[Tensor, "B L"] | None = None
     """The last tokens of each row, oldest first, -1 before its first; None without n-grams and matches."""
 
+    def __repr__(self) -> str:
+        shapes = [list(x.shape) if isinstance(x, Tensor) else x for x in self.layers]  # maps of trees hold anything
+        return f"Memory(layers of {shapes}, valid={self.valid}, zero_filled={self.zero_filled})"
+
     @property
     def length(self) -> int:
         """M, the number of positions of each layer."""
