@@ -379,7 +379,7 @@ def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
             signal.signal(other, previous[other])
         if number == signal.SIGINT:
             with suppress(OSError):  # not by `print`, because the signal may interrupt a print
-                os.write(2, b"\ntxl: This step is saved. A second Ctrl-C ends at once.\n")
+                os.write(2, b"\ntxl: Stopping after this step is saved. A second Ctrl-C ends at once.\n")
 
     for number in previous:
         signal.signal(number, receive)
