@@ -249,7 +249,7 @@ def test_a_run_in_progress_is_locked_before_and_after_its_first_save(home, run, 
     if not saved:
         shutil.rmtree(run / "checkpoints")
     with FileLock(run / LOCK):  # not the lock of this process
-        assert refused(words(home, run, *more), capsys).startswith(f"{run} is in use by another process. Wait")
+        assert refused(words(home, run, *more), capsys).startswith(f"{run} is in use by another process or thread")
 
 
 class Failing(io.StringIO):

@@ -229,7 +229,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
             lock.acquire(timeout=0)
     except Timeout:
         raise BlockingIOError(
-            f"{folder} is in use by another process. Wait until that ends, or choose another folder."
+            f"{folder} is in use by another process or thread. Wait until that ends, or choose another folder."
         ) from None
     mark = _identity(folder / LOCK)
 
