@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -263,3 +264,16 @@ def test_two_copies_in_one_process(built: Path, tmp_path: Path) -> None:
     """An exported folder or a second version of the package may load the same file again, or one of another cache."""
     for file in (built, built, Path(shutil.copy(built, tmp_path))):
         assert native._load.__wrapped__(file) is None and native.kernels().forward
+
+
+@pytest.mark.outside
+@pytest.mark.timeout(580)
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="other tests see narrower registers")
+def test_a_processor_with_avx2_alone() -> None:
+    """The tests of these kernels and of the step again, in a process whose kernels are those for AVX2."""
+    narrow = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    files = Path(__file__), Path(__file__).parents[1] / "model" / "test_step.py"
+    command = [sys.executable, "-m", "pytest", "-qx", "-n", "0", "-p", "no:cacheprovider", "-m", "not outside"]
+    result = subprocess.run([*command, *files], env=os.environ | narrow, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "AVX512-BF16 or AMX" in result.stdout, "wider kernels were tested"

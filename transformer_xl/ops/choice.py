@@ -6,7 +6,7 @@ chunked     PyTorch, scores computed twice: training with many scores
 sdpa        PyTorch's fused attention with the position term as its mask: without gradients
 triton      fused kernels for a CUDA device; where they passed their contract, `auto` takes them for training and, in
             half precision, for 64 queries or more
-native      kernels in C++ for a CPU with AVX-512, once they are built
+native      kernels in C++ for a CPU with AVX2 or AVX-512, once they are built
 """
 
 from __future__ import annotations

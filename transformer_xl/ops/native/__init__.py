@@ -1,4 +1,4 @@
-"""A CPU with AVX-512: attention in C++, forward and backward, in blocks that stay in the cache; and reading one token.
+"""A CPU with AVX2 or AVX-512: attention in C++, in blocks that stay in the cache, and reading one token.
 
 `attention.cpp` and `step.cpp` have the kernels, in one library, without Python. The commands of `txl` build it once for
 each machine and version of torch (`build`); a call never compiles, it only uses what is built. The step is described in
@@ -35,10 +35,9 @@ DTYPES = torch.float32, torch.bfloat16
 SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h", "numbers.h")))
 COMPILERS = "c++", "g++", "clang++"
 # PyTorch 2.14 needs C++20, which older compilers know as C++2a.
-FLAGS = (
-    *("-std=c++2a", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-w"),
-    *("-DCPU_CAPABILITY_AVX512", "-DCPU_CAPABILITY=AVX512"),
-)
+FLAGS = "-std=c++2a", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w"
+WIDTHS = {"AVX512": "-mprefer-vector-width=512", "AVX2": "-mno-avx512f"}
+"""The registers of PyTorch's own kernels (ATEN_CPU_CAPABILITY) that these can use, too."""
 CPUINFO = Path("/proc/cpuinfo")
 _BUILD = "txl generate or transformer_xl.ops.native.build(print)"
 
@@ -56,9 +55,10 @@ def machine_refusal(dtype: torch.dtype = torch.float32) -> str | None:
     """Why this machine cannot run the kernels, built or not; None if it can."""
     if os.environ.get("TXL_NATIVE") == "0":
         return "TXL_NATIVE=0 switches it off"
-    if sys.platform != "linux" or torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return "it needs Linux and a processor with AVX-512"
-    if dtype == torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
+    width = torch.backends.cpu.get_cpu_capability()
+    if sys.platform != "linux" or width not in WIDTHS:
+        return "it needs Linux and a processor with AVX2"
+    if dtype == torch.bfloat16 and not (width == "AVX512" and torch.cpu._is_avx512_bf16_supported()):
         return "in bf16 it needs a processor with AVX512-BF16 or AMX"
     return None if torch.backends.mkldnn.enabled else "it needs oneDNN, and torch.backends.mkldnn.enabled is False"
 
@@ -68,9 +68,14 @@ def library() -> Path:
     """The file of the built kernels: its name changes with the source, the versions and the processor."""
     processor = {line for line in CPUINFO.read_text().splitlines() if line.startswith("flags")}
     sources = (source.read_text() for source in SOURCES)
-    parts = *sources, torch.__version__, *FLAGS, *sorted(processor)
+    parts = *sources, torch.__version__, *_flags(), *sorted(processor)
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
     return cache_folder() / "native" / f"txl_native_{key}.so"
+
+
+def _flags() -> tuple[str, ...]:
+    width = torch.backends.cpu.get_cpu_capability()
+    return *FLAGS, WIDTHS[width], f"-DCPU_CAPABILITY_{width}", f"-DCPU_CAPABILITY={width}"
 
 
 @cache
@@ -166,13 +171,13 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.chmod(0o755)  # see `_doubt`; with some umasks a group may write
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
         built = Path(folder, path.name)
-        flags = *FLAGS, f"-I{torch_folder / 'include'}", f"-DLIBRARY_NAME={path.stem}"
+        flags = *_flags(), f"-I{torch_folder / 'include'}", f"-DLIBRARY_NAME={path.stem}"
         links = f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"
         run = partial(subprocess.run, check=True, capture_output=True, text=True)
         units = {source: f"{folder}/{source.stem}.o" for source in SOURCES if source.suffix == ".cpp"}
         commands = ([compiler, *flags, "-c", str(unit), "-o", units[unit]] for unit in units)
         list(pool.map(run, commands))
-        run([compiler, "-shared", *FLAGS, *units.values(), "-o", str(built), *links])
+        run([compiler, "-shared", *_flags(), *units.values(), "-o", str(built), *links])
         built.chmod(0o755)
         with built.open("rb+") as file:  # a library that a power failure cut short ends every process that loads it
             os.fsync(file.fileno())

@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr int64_t WIDE = 32;  // numbers are read and written this many at a time
+constexpr int64_t WIDE = 2 * W;  // numbers are read and written this many at a time
 constexpr int64_t UNITS = 32;  // backward divides rows and heads into about this many parts
 constexpr float SLACK = 16;  // probabilities may reach e^SLACK before they are divided by their sum
 
@@ -127,10 +127,10 @@ struct Call {
   uint32_t threshold = static_cast<uint32_t>(dropout_p * 2147483648.0);
   float keep_scale = static_cast<float>(1 / (1 - dropout_p));
 
-  // The packed table: columns `before` + n hold row n of r. The strip of a block begins at a multiple of 16, and rows of
+  // The packed table: columns `before` + n hold row n of r. The strip of a block begins at a multiple of W, and rows of
   // an odd number of cache lines do not compete for the same places of the cache.
   int64_t before = up(T + m, W) - T;
-  int64_t ld = up(before + R + m + most_n, WIDE) + W;
+  int64_t ld = up(before + R + m + most_n, 32) + 16;
 
   // The column where the strip of queries `first`, ... and keys `key`, ... begins.
   int64_t strip(int64_t first, int64_t key) const { return before + T - first - m + key; }

@@ -80,7 +80,7 @@ struct Call {
   int64_t H = rings[0].size(2), window = rings[0].size(3), K = rings[0].size(4);
   int64_t D = model.layers[0][QKV].size(1), F = model.layers[0][INNER].size(0), HK = H * K;
   int64_t pieces = (window + PIECE - 1) / PIECE, piece = up((window + pieces - 1) / pieces, W);
-  int64_t ld_x = up(D, CHUNK<T>), ld_heads = up(HK, CHUNK<T>), ld_inner = up(F, CHUNK<T>);
+  int64_t ld_x = up(D, Chunk<T>::size()), ld_heads = up(HK, Chunk<T>::size()), ld_inner = up(F, Chunk<T>::size());
   int64_t Kp = up(K, 64), ld_part = Kp + W;
   Buffer<T> x = zeros<T>(rows * ld_x), attended = zeros<T>(rows * ld_heads), inner = zeros<T>(rows * ld_inner);
   Buffer<float> heads = buffer<float>(rows * 3 * HK);
@@ -116,7 +116,7 @@ struct Call {
       for (size_t l = 0; l < call.model.layers.size(); ++l) {
         const Layer& layer = call.model.layers[l];
         if (pre_norm) norm(layer[NORM], layer[NORM_BIAS]);
-        product(call.x.get(), call.ld_x, D, weight(layer, QKV), 3 * HK, [&](int64_t b, int64_t o, __m128 y, int64_t n) {
+        product(call.x.get(), call.ld_x, D, weight(layer, QKV), 3 * HK, [&](int64_t b, int64_t o, Four y, int64_t n) {
           put(call.heads.get() + b * 3 * HK + o, rounded<T>(y), n);
         });
         T* ring = call.rings[l].template data_ptr<T>();
@@ -126,15 +126,14 @@ struct Call {
         });
         team.run(rows * H, [&](int64_t unit) { merge(unit / H, unit % H); });
         product(call.attended.get(), call.ld_heads, HK, weight(layer, OUTPUT), D,
-                [&](int64_t b, int64_t o, __m128 y, int64_t n) { join(b, o, y, n); });
+                [&](int64_t b, int64_t o, Four y, int64_t n) { join(b, o, y, n); });
         pre_norm ? norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]) : norm(layer[NORM], layer[NORM_BIAS]);
         const T *inner_bias = weight(layer, INNER_BIAS), *outer_bias = weight(layer, OUTER_BIAS);
-        product(call.x.get(), call.ld_x, D, weight(layer, INNER), call.F, [&](int64_t b, int64_t o, __m128 y, int64_t n) {
-          y = _mm_max_ps(_mm_setzero_ps(), _mm_add_ps(y, four(inner_bias + o, n)));
-          put(call.inner.get() + b * call.ld_inner + o, y, n);
+        product(call.x.get(), call.ld_x, D, weight(layer, INNER), call.F, [&](int64_t b, int64_t o, Four y, int64_t n) {
+          put(call.inner.get() + b * call.ld_inner + o, relu(y + four(inner_bias + o, n)), n);
         });
         product(call.inner.get(), call.ld_inner, call.F, weight(layer, OUTER), D,
-                [&](int64_t b, int64_t o, __m128 y, int64_t n) { join(b, o, _mm_add_ps(y, four(outer_bias + o, n)), n); });
+                [&](int64_t b, int64_t o, Four y, int64_t n) { join(b, o, y + four(outer_bias + o, n), n); });
         if (!pre_norm) norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]);
       }
       const std::vector<Tensor> &final_norm = call.model.final_norm, &softmax = call.model.softmax;
@@ -147,8 +146,8 @@ struct Call {
       team.run(rows, [&](int64_t b) { at::vec::convert(call.out + b * D, call.x.get() + b * call.ld_x, D); });
       const float* bias = softmax[1].const_data_ptr<float>();
       int64_t V = softmax[0].size(0);
-      product(call.x.get(), call.ld_x, D, softmax[0].const_data_ptr<T>(), V, [&](int64_t b, int64_t o, __m128 y, int64_t n) {
-        put(call.logits + b * V + o, _mm_add_ps(y, four(bias + o, n)), n);
+      product(call.x.get(), call.ld_x, D, softmax[0].const_data_ptr<T>(), V, [&](int64_t b, int64_t o, Four y, int64_t n) {
+        put(call.logits + b * V + o, y + four(bias + o, n), n);
       });
     }
 
@@ -162,14 +161,12 @@ struct Call {
         int64_t parts = std::min<int64_t>(4, (rows + 3) / 4);
         auto tile = [&](auto count, int64_t b) INLINE {
           constexpr int R = decltype(count)::value;
-          __m512 sums[R][4] = {}, quarters[4] = {};
+          Vec sums[R][4];
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) std::fill_n(sums[r], 4, Vec(0.0f));
           add_dots<R>(sums, x + b * ld, ld, at, in, b / 4, parts);
 #pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) quarters[r] = add_quarters(sums[r]);
-          alignas(64) float results[16];
-          _mm512_store_ps(results, add_lanes(quarters));
-#pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) done(b + r, o, _mm_load_ps(results + 4 * r), n);
+          for (int r = 0; r < R; ++r) done(b + r, o, add_lanes(sums[r]), n);
         };
         int64_t b = 0;
         for (; b + 4 <= rows; b += 4) tile(std::integral_constant<int, 4>{}, b);
@@ -179,11 +176,10 @@ struct Call {
       });
     }
 
-    void join(int64_t b, int64_t o, __m128 y, int64_t n) {
+    void join(int64_t b, int64_t o, Four y, int64_t n) {
       y = rounded<T>(y);
-      if (call.model.relu_output) y = _mm_max_ps(_mm_setzero_ps(), y);
       float* at = call.out + b * D + o;
-      put(at, _mm_add_ps(four(at, n), y), n);
+      put(at, four(at, n) + (call.model.relu_output ? relu(y) : y), n);
     }
 
     // The input of the next product. After a sublayer (not before it, pre_norm) the norm also changes its sum.
@@ -240,7 +236,7 @@ struct Call {
       }
       float* part = call.parts.get() + ((b * H + h) * call.pieces + p) * call.ld_part;
       for (int64_t at = 0; at < AHEAD; at += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(v + ranges[0].first * K) + at, _MM_HINT_T0);
+        __builtin_prefetch(reinterpret_cast<const char*>(v + ranges[0].first * K) + at);
       softmax(n, part);
       n = 0;
       std::fill_n(part + W, call.Kp, 0.0f);
@@ -269,21 +265,17 @@ struct Call {
     }
 
     void scores(const T* k, const T* r, int64_t n, float* to) {
-      for (int64_t first = 0; first < n; first += W) {
-        __m512 quarters[4];
-        for (int quarter = 0; quarter < 4; ++quarter) {
-          const T *keys[4], *distances[4];
-          for (int i = 0; i < 4; ++i) {
-            int64_t j = std::min(first + 4 * quarter + i, n - 1);
-            keys[i] = k + j * K;
-            distances[i] = r + j * K;
-          }
-          __m512 sums[1][4] = {};
-          add_dots<1>(sums, content.get(), 0, keys, K);
-          add_dots<1>(sums, position.get(), 0, distances, K);
-          quarters[quarter] = add_quarters(sums[0]);
+      for (int64_t first = 0; first < n; first += 4) {
+        const T *keys[4], *distances[4];
+        for (int i = 0; i < 4; ++i) {
+          int64_t j = std::min(first + i, n - 1);
+          keys[i] = k + j * K;
+          distances[i] = r + j * K;
         }
-        _mm512_storeu_ps(to + first, add_lanes(quarters));
+        Vec sums[1][4] = {{Vec(0.0f), Vec(0.0f), Vec(0.0f), Vec(0.0f)}};
+        add_dots<1>(sums, content.get(), 0, keys, K);
+        add_dots<1>(sums, position.get(), 0, distances, K);
+        put(to + first, add_lanes(sums[0]), 4);
       }
     }
 
@@ -307,21 +299,22 @@ struct Call {
 
     void add_values(const T* v, int64_t n, const float* shares, float* to) {
       for (int64_t c = 0; c < K; c += 4 * W) {
-        __m512 sums[4];
-        __mmask16 masks[4];
-        for (int i = 0; i < 4; ++i) {
-          sums[i] = _mm512_loadu_ps(to + c + i * W);
-          masks[i] = (1u << std::clamp<int64_t>(K - c - i * W, 0, W)) - 1;
-        }
-        for (int64_t j = 0; j < n; ++j) {
-          __m512 share = _mm512_set1_ps(shares[j]);
-          const T* at = v + j * K + c;
-          _mm_prefetch(reinterpret_cast<const char*>(at) + AHEAD, _MM_HINT_T0);
-          _mm_prefetch(reinterpret_cast<const char*>(at) + AHEAD + 64, _MM_HINT_T0);
+        Vec sums[4];
+        for (int i = 0; i < 4; ++i) sums[i] = Vec::loadu(to + c + i * W);
+        auto add = [&](auto load) INLINE {
+          for (int64_t j = 0; j < n; ++j) {
+            const T* at = v + j * K + c;
+            __builtin_prefetch(reinterpret_cast<const char*>(at) + AHEAD);
+            __builtin_prefetch(reinterpret_cast<const char*>(at) + AHEAD + 64);
 #pragma GCC unroll 4
-          for (int i = 0; i < 4; ++i) sums[i] = _mm512_fmadd_ps(share, wide(at + i * W, masks[i]), sums[i]);
-        }
-        for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to + c + i * W, sums[i]);
+            for (int64_t i = 0; i < 4; ++i) sums[i] = at::vec::fmadd(Vec(shares[j]), load(at + i * W, K - c - i * W), sums[i]);
+          }
+        };
+        if (K - c >= 4 * W)
+          add([](const T* at, int64_t) INLINE { return wide(at); });
+        else
+          add([](const T* at, int64_t n) INLINE { return wide(at, std::clamp<int64_t>(n, 0, W)); });
+        for (int i = 0; i < 4; ++i) sums[i].store(to + c + i * W);
       }
     }
 
