@@ -169,6 +169,20 @@ def test_a_model_whose_weights_have_other_names_is_refused(tmp_path, monkeypatch
     assert not Path("run").exists() and not Path("saved").exists()
 
 
+def test_saving_draws_no_random_numbers():
+    """Or the class of a kind would change the losses of every step after a checkpoint."""
+
+    class Noisy(TransformerXLBackbone):
+        def add_weights(self, config):
+            self.register_buffer("noise", torch.randn(3, device="cpu"))
+
+    register("noisy", backbone=Noisy)
+    model = build_model(replace(settings("transformer-xl")[0].model, kind="noisy"))
+    before = torch.get_rng_state()
+    baselines.check_rebuilt(model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_cannot_be_registered():
     for kind in ("shaw", "My kind"):
         with pytest.raises(Mistake, match="kind must be a new name"):

@@ -88,7 +88,7 @@ def check_rebuilt(model: TransformerXL) -> None:
                 'Register the class and set its kind: register("mine", backbone=...), docs/extend.md. Of a wrapper '
                 "give the model inside: model.compile() compiles without one."
             )
-    with torch.device("meta"), Undrawn():
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), Undrawn():  # a class of your own may draw
         wanted = build_model(model.config).state_dict().keys()
     if other := sorted(model.state_dict().keys() ^ wanted, key=lambda name: (name in wanted, name)):
         raise Mistake(
