@@ -225,6 +225,7 @@ def test_a_build_gets_its_name_when_the_disk_holds_it(tmp_path: Path, monkeypatc
     def compiled(command: list[str], **_: Any) -> None:
         Path(command[command.index("-o") + 1]).write_bytes(b"a library")
 
+    monkeypatch.setattr(native, "_flags", tuple)  # any processor
     monkeypatch.setattr(subprocess, "run", compiled)
     monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_size, path.exists())))
     path.parent.mkdir()
