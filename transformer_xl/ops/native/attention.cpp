@@ -90,7 +90,8 @@ void pack_rows(Rows<BFloat16> from, int64_t rows, int64_t width, BFloat16* to) {
   }
 }
 
-// [rows, columns] to pairs of columns, [columns / 2, rows, 2] with `ld` pairs a row; rows are a multiple of W, columns of WIDE.
+// [rows, columns] to pairs of columns, [columns / 2, rows, 2] with `ld` pairs a row. Rows are a multiple of W, columns
+// of WIDE.
 template <typename T>
 void pack_columns(Rows<T> from, int64_t rows, int64_t columns, T* to, int64_t ld) {
   auto* in = reinterpret_cast<const float*>(from.at);
