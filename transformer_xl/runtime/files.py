@@ -58,7 +58,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
                     file.chmod(0o666 & ~mask)
             sync(file)
         sync(unfinished)
-        _replace_folder(unfinished, path)
+        if path.exists():
+            _exchange(unfinished, path)  # then the old one is what is left, and removed
+        else:
+            unfinished.rename(path)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -320,34 +323,22 @@ def _beside(path: Path) -> Path:
     return path.parent / f"{UNFINISHED}{path.name}-{uuid.uuid4().hex[:_MARK]}"
 
 
-def _replace_folder(new: Path, path: Path) -> None:
-    """Rename `new` to `path`. No rename replaces a full folder: where the system can, the two are exchanged at once,
-    because a kill between two renames would leave no folder of this name. Elsewhere the old one is renamed first."""
-    if not path.exists():
-        new.rename(path)
-        return
-    if _exchange(new, path):
-        _remove(new)
-        return
-    old = _beside(path)
-    path.rename(old)
+def _exchange(new: Path, old: Path) -> None:
+    """Exchange the names of two folders, because no rename replaces a full folder. Where the system and its file system
+    can, this is one step: a kill between two renames would leave no folder of the old one's name."""
+    if sys.platform == "linux":
+        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        with suppress(AttributeError):  # an old C library
+            if ctypes.CDLL(None).renameat2(here, os.fsencode(new), here, os.fsencode(old), exchange) == 0:
+                return
+    aside = _beside(old)
+    old.rename(aside)
     try:
-        new.rename(path)
+        new.rename(old)
     except BaseException:
-        old.rename(path)
+        aside.rename(old)
         raise
-    _remove(old)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Exchange the names of two folders in one step. False: this system or file system, as NFS, cannot."""
-    if sys.platform != "linux":
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    try:
-        return ctypes.CDLL(None).renameat2(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
-    except AttributeError:  # an old C library
-        return False
+    aside.rename(new)
 
 
 def sync(path: Path) -> None:
