@@ -349,14 +349,17 @@ def with_before(ids: Integer[np.ndarray, " n"], context: Context | None) -> Inte
 class TokenText:
     """Turns one row's ids into text that can be shown: whole characters, and no part of a stop string."""
 
-    def __init__(self, vocab: Vocab, prompt: Integer[np.ndarray, " n"], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, vocab: Vocab, before: Sequence[int] | Integer[np.ndarray, " n"], stop: Sequence[str] = ()
+    ) -> None:
+        """Begin after the ids `before`, of which the last three are enough."""
         self.ended: bool = False
         self._vocab, self._stop = vocab, stop
-        self._last = int(prompt[-1])
+        self._last = before[-1:]
         self._held = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         if not vocab.is_text:
-            self._decoder.decode(vocab.decode_bytes(prompt[-3:]))  # a prompt may end inside a character
+            self._decoder.decode(vocab.decode_bytes(before[-3:]))  # they may end inside a character
 
     def write(self, new: int) -> str:
         """Add an id; return the text that later ids cannot change."""
@@ -382,5 +385,5 @@ class TokenText:
     def _text(self, new: int) -> str:
         if not self._vocab.is_text:
             return self._decoder.decode(self._vocab.token_bytes[new])
-        before, self._last = self._last, new
-        return self._vocab.decode([before, new])[len(self._vocab.decode([before])) :]
+        before, self._last = self._last, [new]
+        return self._vocab.decode([*before, new])[len(self._vocab.decode(before)) :]

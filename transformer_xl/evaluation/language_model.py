@@ -137,8 +137,7 @@ class LanguageModel(LoadedModel):
         costs, found = np.concatenate(nats, 1), []
         sizes = self.vocab.token_sizes(self.config.model.document_end)
         for row, ids in enumerate(rows):
-            writer = TokenText(self.vocab, with_before(ids[:1], context)) if len(ids) > 1 else None
-            tokens = [writer.write(token) for token in ids[1:].tolist()] if writer else []
+            tokens = [*map(TokenText(self.vocab, with_before(ids[:1], context)).write, ids[1:].tolist())]
             size = None if sizes is None else int(sizes[ids[1:]].sum())
             past, tail = state.select(slice(row, row + 1)), with_before(ids, context)[-3:]
             read = Context(past, tail, lengths, self.vocab.fingerprint)

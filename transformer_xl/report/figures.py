@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TypedDict
 
-import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -162,7 +161,7 @@ def passage(loaded: LoadedModel, split: Split, precision: str) -> Passage:
 
 def texts_of(vocab: Vocab, prompt: Sequence[int], ids: Sequence[int]) -> list[str]:
     """Each token after `prompt` as text. A character of several tokens belongs to the last of them."""
-    writer = TokenText(vocab, np.array(prompt, np.int64))
+    writer = TokenText(vocab, prompt)
     texts = [writer.write(new) for new in ids]
     texts[-1] += writer.close()
     return texts

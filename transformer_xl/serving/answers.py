@@ -16,12 +16,12 @@ import numpy as np
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
-from ..evaluation.generate import Sampling
+from ..evaluation.generate import Sampling, TokenText
 from ..mistake import Mistake, shortened
 from .engine import Engine
 from .jobs import Ended, Event, Job, Scored, Wrote, has_room
 from .requests import Completion, Limits, Refused
-from .scores import Delta, TokenScores, as_json, to_json, token_name, token_starts, whole_characters
+from .scores import Delta, TokenScores, as_json, to_json, token_name, token_starts
 from .sessions import Past, Sessions, reach_of, shorter_memory
 
 FEW = 4
@@ -126,7 +126,7 @@ class Service:
             before = [vocab.line_end or 0]
         text = None
         if echo:
-            text = given if isinstance(given, str) else whole_characters(vocab, ids, before)
+            text = given if isinstance(given, str) else "".join(map(TokenText(vocab, before).write, ids))
         return Prompt([*before[-1:], *ids], not before, text, token_starts(vocab, given, ids))
 
     def encode(self, text: str) -> list[int]:
@@ -261,7 +261,7 @@ class Answer:
         if prompt.echo is None or not prompt.leads:
             return Delta(prompt.echo or "")
         scores = self._read[number]
-        scores.offset = len(whole_characters(self.service.vocab, prompt.ids[:1]))
+        scores.offset = len(TokenText(self.service.vocab, []).write(prompt.ids[0]))
         names = [token_name(self.service.vocab, prompt.ids[0])]
         return Delta(prompt.echo, as_json(names, [None], [None], prompt.starts[:1] or [0]))
 

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -206,7 +205,7 @@ class Engine:
         """Put the continuations of a prompt that was read where they wait for a row."""
         past = Past(cache, job.tail, job.lengths).to_keep() if job.store and not job.max_tokens else None
         for index, generator in enumerate(job.sampling.generators(job.n)):
-            writer = TokenText(self.vocab, np.array(job.tail), job.sampling.stop)
+            writer = TokenText(self.vocab, job.tail, job.sampling.stop)
             if job.max_tokens:
                 self._ready.append(Writing(job, index, cache, writer, generator, job.tail))
             else:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +54,7 @@ class TokenScores:
         """The number of tokens before the next piece."""
         self._starts: Iterator[int] = iter(starts)
         self._vocab: Vocab = vocab
-        self._writer = TokenText(vocab, np.array(ids[-3:]))
+        self._writer = TokenText(vocab, ids)
 
     def add(self, tokens: list[int], log_probs: list[float], tops: list[Top]) -> dict[str, bytearray]:
         """The fields of `Delta.scores` for the next tokens."""
@@ -70,15 +69,6 @@ class TokenScores:
             # Also of a token that is not among the likeliest.
             likely.append(best | {name: max(log_prob, LEAST)} if top else None)
         return as_json(names, [max(each, LEAST) for each in log_probs], likely, offsets)
-
-
-def whole_characters(vocab: Vocab, ids: Sequence[int], before: Sequence[int] = ()) -> str:
-    """The text of `ids` after `before`, without a last character that later ids may complete."""
-    if vocab.is_text:
-        return vocab.decode([*before, *ids])[len(vocab.decode(before)) :]
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    decoder.decode(vocab.decode_bytes(before))
-    return decoder.decode(vocab.decode_bytes(ids))
 
 
 def token_starts(vocab: Vocab, prompt: str | list[int], ids: list[int]) -> list[int]:
