@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.evaluation.score import EvalResult, evaluate
 from transformer_xl.evaluation.sliding import Sliding
-from transformer_xl.run.checkpoint import save_checkpoint
+from transformer_xl.run.checkpoint import LoadedModel, save_checkpoint
 
 LENGTHS = Lengths(tgt_len=5, mem_len=7)
 TEXT = "the cat sat on a mat\nthe dog ate the cat\n"
@@ -144,6 +145,12 @@ def test_a_text_without_a_target_is_refused():
         evaluate(TableModel(), segments_of([[-1, -1]]), LENGTHS)
 
 
+def scores_of(
+    model: Any, vocab: Vocab, lines: Iterable[str | bytes], lengths: Lengths, run: RunConfig | None = None, **how: Any
+) -> list[EvalResult]:
+    return score_lines(LoadedModel(model, vocab, run or RunConfig()), lines, lengths, **how)
+
+
 @pytest.mark.parametrize(
     ("vocab", "line", "context", "targets", "size"),
     [
@@ -156,7 +163,7 @@ def test_a_text_without_a_target_is_refused():
 )
 def test_line_ends_surround_a_line_if_the_vocabulary_has_them(vocab, line, context, targets, size):
     model = TableModel(len(vocab))
-    (score,) = score_lines(model, vocab, [line], Lengths(tgt_len=3, mem_len=4))
+    (score,) = scores_of(model, vocab, [line], Lengths(tgt_len=3, mem_len=4))
     text = np.concatenate([vocab.encode(context), vocab.encode(targets)]).astype(np.int64)
     assert score.targets == len(text) - 1 and score.bytes == size
     assert math.isclose(score.nats, nll_of(model, text).sum(), rel_tol=1e-6)
@@ -166,7 +173,9 @@ def test_line_ends_surround_a_line_if_the_vocabulary_has_them(vocab, line, conte
 def test_lines_read_the_context_again_as_an_evaluation_does(changes):
     model, lines, call = small_model(**changes), ["ab" * 9, "cabbage", "a"], Lengths(tgt_len=4, mem_len=0)
     chars = Vocab.build("char", ["abcdefghijklmnopqrstuv\n"])
-    for line, score in zip(lines, score_lines(model, chars, lines, call, context_len=6), strict=True):
+    for line, score in zip(
+        lines, scores_of(model, chars, lines, call, RunConfig(eval=EvalConfig(context_len=6))), strict=True
+    ):
         ids = chars.encode(f"\n{line}\n")
         loader = StreamLoader(ids, batch_size=1, tgt_len=4, context_len=6)
         assert score.nats == pytest.approx(evaluate(model, loader, call).nats)
@@ -174,14 +183,14 @@ def test_lines_read_the_context_again_as_an_evaluation_does(changes):
 
 def test_lines_may_include_their_line_ends():
     model = TableModel(256)
-    plain = score_lines(model, BYTES, ["one", "two"], LENGTHS)
-    assert score_lines(model, BYTES, iter(["one\n", "two\n"]), LENGTHS) == plain
-    assert score_lines(model, BYTES, [b"one\n", b"two"], LENGTHS) == plain
-    assert score_lines(model, BYTES, [], LENGTHS) == []
+    plain = scores_of(model, BYTES, ["one", "two"], LENGTHS)
+    assert scores_of(model, BYTES, iter(["one\n", "two\n"]), LENGTHS) == plain
+    assert scores_of(model, BYTES, [b"one\n", b"two"], LENGTHS) == plain
+    assert scores_of(model, BYTES, [], LENGTHS) == []
 
 
 def test_a_line_without_targets_has_no_perplexity():
-    (empty, one) = score_lines(TableModel(len(DROPPED)), DROPPED, ["", "t"], LENGTHS)
+    (empty, one) = scores_of(TableModel(len(DROPPED)), DROPPED, ["", "t"], LENGTHS)
     assert empty == one and (empty.nats, empty.targets, empty.bytes) == (0.0, 0, 0)
     assert math.isnan(empty.ppl) and empty.to_json()["ppl"] is None
 
@@ -189,13 +198,13 @@ def test_a_line_without_targets_has_no_perplexity():
 def test_an_unknown_character_is_reported_with_its_line():
     closed = Vocab.build("word", [TEXT], closed=True)
     with pytest.raises(ValueError, match=r"^Line 2: .*'zebra'"):
-        score_lines(TableModel(len(closed)), closed, ["the cat", "the zebra"], LENGTHS)
+        scores_of(TableModel(len(closed)), closed, ["the cat", "the zebra"], LENGTHS)
 
 
 def test_lines_of_similar_length_share_batches_within_the_budget():
     model = TableModel(256)
     lines = ["x" * length for length in (1, 9, 2, 8, 3)]
-    score_lines(model, BYTES, lines, Lengths(tgt_len=4, mem_len=4), batch_tokens=8)
+    scores_of(model, BYTES, lines, Lengths(tgt_len=4, mem_len=4), batch_tokens=8)
     assert model.calls == [(2, 4), (2, 4), (2, 2), (2, 4), (1, 2)]
 
 
@@ -208,7 +217,7 @@ def test_lines_of_similar_length_share_batches_within_the_budget():
 def test_at_least_half_of_the_positions_read_are_targets(counts, tgt_len, batch_tokens):
     model = TableModel(256)
     lines = ["x" * count for count in counts]
-    scores = score_lines(model, BYTES, lines, Lengths(tgt_len=tgt_len, mem_len=4), batch_tokens=batch_tokens)
+    scores = scores_of(model, BYTES, lines, Lengths(tgt_len=tgt_len, mem_len=4), batch_tokens=batch_tokens)
     assert sum(rows * width for rows, width in model.calls) <= 2 * sum(score.targets for score in scores)
     assert all(rows * width <= max(batch_tokens, width) for rows, width in model.calls)
     expected = [nll_of(model, np.array([10, *[120] * count, 10])).sum() for count in counts]
@@ -227,8 +236,8 @@ STATES: dict[str, Any] = {
 def test_a_line_that_ends_does_not_change_other_lines_in_any_state(state):
     chars = Vocab.build("char", ["".join(map(chr, range(97, 97 + 22))) + "\n"])
     model, lines = STATES[state](), ["abcdefghijklmnopqrstuv", "a", "bcdefgh", "cdefghijklmn", "ddd", "efgabcf"]
-    together = score_lines(model, chars, lines, LENGTHS)
-    alone = [score for line in lines for score in score_lines(model, chars, [line], LENGTHS)]
+    together = scores_of(model, chars, lines, LENGTHS)
+    alone = [score for line in lines for score in scores_of(model, chars, [line], LENGTHS)]
     for one, other in zip(together, alone, strict=True):
         assert replace(one, nats=other.nats) == other and math.isclose(one.nats, other.nats, rel_tol=1e-9)  # float64
 
@@ -334,5 +343,6 @@ class TestRun:
 
     def test_bytes_leave_out_the_end_of_a_document(self, run):
         model, end = small_model(vocab_size=256, dtype=torch.float32), ord("n")
-        [plain], [counted] = (score_lines(model, BYTES, ["one"], LENGTHS, document_end=each) for each in (None, end))
+        runs = (RunConfig(model=replace(model.config, document_end=each)) for each in (None, end))
+        [plain], [counted] = (scores_of(model, BYTES, ["one"], LENGTHS, run) for run in runs)
         assert (plain.bytes, counted.bytes, plain.nats) == (4, 3, counted.nats)

@@ -116,7 +116,7 @@ def test_a_line_costs_what_txl_score_says():
     for vocab, line in ((WORDS, "a bird sang a cat"), (BYTES, "aé b"), (CHARS, "aéb")):
         model = language_model(vocab)
         scored = model.score(line + "\n")
-        [reference] = score_lines(model.model, vocab, [line], model.config.eval_lengths)
+        [reference] = score_lines(model, [line], model.config.eval_lengths)
         assert scored.nats.sum() == pytest.approx(reference.nats)
         assert (len(scored.nats), scored.bytes) == (reference.targets, reference.bytes)
         assert scored.ppl == pytest.approx(reference.ppl)

@@ -47,15 +47,7 @@ class Score:
             lines.pop()
         texts = (text_of(line, f"{self.file}, line {number:,},") for number, line in enumerate(lines, start=1))
         given = lines if loaded.vocab.unit == "byte" else list(texts)
-        scores = score_lines(
-            loaded.model,
-            loaded.vocab,
-            given,
-            found[0],
-            context_len=loaded.config.context_len(found[0]),
-            document_end=loaded.config.model.document_end,
-            precision=trained.precision,
-        )
+        scores = score_lines(loaded, given, found[0], precision=trained.precision)
         if loaded.vocab.unk is not None and (unknown := loaded.vocab.unknown_in(given, "the text")):
             print(f"{unknown}, so bits are not comparable with other models.", file=sys.stderr)
         for each in scores:

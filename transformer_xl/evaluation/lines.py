@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake
+from ..run.checkpoint import LoadedModel
 from ..runtime.device import sums_on
 from ..runtime.terminal import report_progress
 from .score import EvalResult, Scoring, device_of, inference
@@ -25,13 +26,10 @@ BATCH_TOKENS = 8192
 
 
 def score_lines(
-    model: Scoring,
-    vocab: Vocab,
+    loaded: LoadedModel,
     lines: Iterable[str | bytes],
     lengths: Lengths,
     *,
-    context_len: int = 0,
-    document_end: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
     precision: str = "fp32",
 ) -> list[EvalResult]:
@@ -39,17 +37,17 @@ def score_lines(
 
     The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
     token and the last target of each line. Without one (enwik8, newlines dropped) the first token is only context.
-    Without a memory, each segment reads the `context_len` tokens before it again. The id `document_end` counts no
-    bytes. The first segment of a batch has about `batch_tokens` positions. At least half of all positions are targets,
+    The first segment of a batch has about `batch_tokens` positions. At least half of all positions are targets,
     without the context that is read again.
     """
+    vocab, config = loaded.vocab, loaded.config
     tokens = [_frame_line(vocab, line, number) for number, line in enumerate(lines, start=1)]
     nats = torch.zeros(len(tokens), dtype=torch.float64)
     batches = list(_batches([len(ids) - 1 for ids in tokens], lengths.tgt_len, batch_tokens))
-    with inference(model, precision) as reader:
+    with inference(loaded.model, precision) as reader:
         for batch in report_progress(batches, "scoring lines"):
-            nats[batch] = _score_batch(reader, [tokens[i] for i in batch], lengths, context_len)
-    token_sizes = vocab.token_sizes(document_end)
+            nats[batch] = _score_batch(reader, [tokens[i] for i in batch], lengths, config.context_len(lengths))
+    token_sizes = vocab.token_sizes(config.model.document_end)
     found = []
     for cost, ids in zip(nats.tolist(), tokens, strict=True):
         scored = ids[1:]
@@ -81,7 +79,7 @@ def _batches(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterato
 
 
 def _score_batch(
-    model: Scoring, lines: list[Int[np.ndarray, " _"]], lengths: Lengths, context_len: int = 0
+    model: Scoring, lines: list[Int[np.ndarray, " _"]], lengths: Lengths, context_len: int
 ) -> Float[Tensor, " B"]:
     """The nats of each line; the longest is first. Lines that have ended leave the batch."""
     device = device_of(model)
