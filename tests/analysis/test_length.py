@@ -30,7 +30,7 @@ from transformer_xl.data.corpus import Split
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.score import EvalResult, evaluate
-from transformer_xl.run.checkpoint import save_checkpoint
+from transformer_xl.run.checkpoint import LoadedModel, save_checkpoint
 
 BYTES = Vocab.build("byte", [])
 build = partial(small_model, vocab_size=256, n_layer=2)
@@ -62,7 +62,7 @@ def test_the_shortest_length_is_as_good_as_the_best_and_shorter_ones_are_not(los
 @pytest.mark.parametrize(("kind", "positions"), [("transformer-xl", 0), ("shaw", 5)])
 def test_with_memory_a_length_is_a_window_of_that_many_keys(kind, positions):
     model, split = build(kind=kind, positions=positions), split_of(100)
-    found = sweep(model, replace(CONFIG, model=model.config), split, [16, 1, 5], BYTES, how=HOW)
+    found = sweep(LoadedModel(model, BYTES, replace(CONFIG, model=model.config)), split, [16, 1, 5], how=HOW)
     assert list(found.results) == [1, 5, 16]
     for attn_len, result in found.results.items():
         other = Lengths(tgt_len=11, mem_len=attn_len - 1, attn_len=attn_len)
@@ -74,7 +74,7 @@ def test_with_memory_a_length_is_a_window_of_that_many_keys(kind, positions):
 def test_without_recurrence_a_length_is_a_window_of_that_many_tokens(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(analysis.length, "STRIDE", 1)
     model, split = build(kind="vaswani"), split_of(60)
-    found = sweep(model, VASWANI, split, [3, 8, 9], BYTES, how=HOW)
+    found = sweep(LoadedModel(model, BYTES, VASWANI), split, [3, 8, 9], how=HOW)
     assert list(found.results) == [3, 8] and "from an empty state" in found.description
     ids = torch.from_numpy(split.ids.astype(np.int64))[None]
     for attn_len, result in found.results.items():
@@ -86,7 +86,7 @@ def test_without_recurrence_a_length_is_a_window_of_that_many_tokens(monkeypatch
             nats += nll[0, -1].item()
         assert math.isclose(result.nats, nats, rel_tol=1e-9)
     with pytest.raises(ValueError, match="--attn-len must be at most 8 for a model of kind vaswani"):
-        sweep(model, VASWANI, split, [9, 10], BYTES, how=HOW)
+        sweep(LoadedModel(model, BYTES, VASWANI), split, [9, 10], how=HOW)
 
 
 def test_default_lengths_range_from_a_quarter_segment_to_eight_segments():
@@ -236,7 +236,7 @@ def test_bytes_are_those_of_evaluation():
     split = split_of(100)
     end = int(split.ids[50])
     model = build(document_end=end)
-    found = sweep(model, replace(CONFIG, model=model.config), split, [5], BYTES, how=HOW)
+    found = sweep(LoadedModel(model, BYTES, replace(CONFIG, model=model.config)), split, [5], how=HOW)
     assert found.results[5].bytes == 99 - int((split.ids[1:] == end).sum()) < 99
 
 
@@ -248,5 +248,5 @@ def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: P
 
 def test_the_description_says_how_far_matches_reach():
     model = build(matches=(3,), match_window=50)
-    found = sweep(model, replace(CONFIG, model=model.config), split_of(40), [5], BYTES, how=HOW)
+    found = sweep(LoadedModel(model, BYTES, replace(CONFIG, model=model.config)), split_of(40), [5], how=HOW)
     assert "matches are found in the last 50 tokens" in found.description

@@ -13,11 +13,10 @@ from ..config.settings import EvalConfig, Lengths, RunConfig
 from ..config.shape import ABSOLUTE, RECURRENT
 from ..data.corpus import Split
 from ..data.loader import StreamLoader
-from ..data.vocab import Vocab
 from ..evaluation.score import EvalResult, Scoring, evaluate
 from ..evaluation.sliding import Sliding
 from ..mistake import Mistake
-from ..model.transformer_xl import TransformerXL
+from ..run.checkpoint import LoadedModel
 from ..runtime.terminal import report_progress
 
 TOLERANCE = 0.001
@@ -61,19 +60,13 @@ def attention_lengths(configs: Sequence[RunConfig]) -> list[int]:
 
 
 def sweep(
-    model: TransformerXL,
-    config: RunConfig,
-    split: Split,
-    attn_lens: Sequence[int],
-    vocab: Vocab,
-    *,
-    how: EvalConfig,
-    precision: str = "fp32",
+    loaded: LoadedModel, split: Split, attn_lens: Sequence[int], *, how: EvalConfig, precision: str = "fp32"
 ) -> Sweep:
     """Score the first `how.max_tokens` targets of a split (0: all) at each length that the model's positions allow.
 
     Windows are read in one stream, segments in `how.batch_size` streams.
     """
+    model, vocab, config = loaded
     kind, tgt_len = config.model.base_kind, config.train.tgt_len
     fit = [length for length in sorted(set(attn_lens)) if kind not in ABSOLUTE or length <= tgt_len]
     if not fit:

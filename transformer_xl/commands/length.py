@@ -40,8 +40,7 @@ class Length(ComparisonOptions):
         for name, run in zip(group.names, group.runs, strict=True):
             own = run.config.eval
             how = replace(own, max_tokens=self.max_tokens, batch_size=self.batch_size or own.batch_size)
-            model = run.load().model
-            found = sweep(model, run.config, group.split, lengths, group.vocab, how=how, precision=run.precision)
+            found = sweep(run.load(), group.split, lengths, how=how, precision=run.precision)
             run.refuse_diverged(np.array([result.loss for result in found.results.values()]))
             readings[name] = found.description
             results = []
