@@ -28,6 +28,10 @@ from .generate import Context, Sampling, TokenText, prompt_ids, read_prompts, st
 from .score import Reader, bits, device_of, perplexity, ratio
 from .sliding import Sliding
 
+Text = str | bytes
+Texts = list[str] | list[bytes]
+Likely = list[tuple[str, float]]
+"""Tokens as text with their probabilities."""
 _TOGETHER = 64
 """Number of texts of a list that are read side by side."""
 
@@ -86,14 +90,12 @@ class LanguageModel(LoadedModel):
         return self._replace(config=replace(self.config, train=train, eval=scored))
 
     @overload
-    def score(self, text: str | bytes, context: Context | None = None) -> ScoredTokens: ...
+    def score(self, text: Text, context: Context | None = None) -> ScoredTokens: ...
 
     @overload
-    def score(self, text: list[str] | list[bytes], context: None = None) -> list[ScoredTokens]: ...
+    def score(self, text: Texts, context: None = None) -> list[ScoredTokens]: ...
 
-    def score(
-        self, text: str | bytes | list[str] | list[bytes], context: Context | None = None
-    ) -> ScoredTokens | list[ScoredTokens]:
+    def score(self, text: Text | Texts, context: Context | None = None) -> ScoredTokens | list[ScoredTokens]:
         """The surprise of each token of `text`, which continues `context` or starts a text; or of each text of a list,
         of which those of at most `tgt_len` tokens are read side by side.
 
@@ -145,18 +147,14 @@ class LanguageModel(LoadedModel):
         return found
 
     @overload
-    def next_tokens(
-        self, prompt: str | bytes = "", context: Context | None = None, *, count: int = 10
-    ) -> list[tuple[str, float]]: ...
+    def next_tokens(self, prompt: Text = "", context: Context | None = None, *, count: int = 10) -> Likely: ...
 
     @overload
-    def next_tokens(
-        self, prompt: list[str] | list[bytes], context: None = None, *, count: int = 10
-    ) -> list[list[tuple[str, float]]]: ...
+    def next_tokens(self, prompt: Texts, context: None = None, *, count: int = 10) -> list[Likely]: ...
 
     def next_tokens(
-        self, prompt: str | bytes | list[str] | list[bytes] = "", context: Context | None = None, *, count: int = 10
-    ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
+        self, prompt: Text | Texts = "", context: Context | None = None, *, count: int = 10
+    ) -> Likely | list[Likely]:
         """The `count` likeliest tokens after `prompt` with their probabilities, the likeliest first; of a list, those
         after each prompt.
 
@@ -179,14 +177,12 @@ class LanguageModel(LoadedModel):
         return [found[n] for n in range(len(rows))] if isinstance(prompt, list) else found[0]
 
     @overload
-    def generate(self, prompt: str | bytes = "", context: Context | None = None, **options: Any) -> str: ...
+    def generate(self, prompt: Text = "", context: Context | None = None, **options: Any) -> str: ...
 
     @overload
-    def generate(self, prompt: list[str] | list[bytes], context: None = None, **options: Any) -> list[str]: ...
+    def generate(self, prompt: Texts, context: None = None, **options: Any) -> list[str]: ...
 
-    def generate(
-        self, prompt: str | bytes | list[str] | list[bytes] = "", context: Context | None = None, **options: Any
-    ) -> str | list[str]:
+    def generate(self, prompt: Text | Texts = "", context: Context | None = None, **options: Any) -> str | list[str]:
         """The text that the model writes after `prompt`, without it; see `stream`. Of a list, those of all prompts,
         which are written side by side: row b draws with `seed` + b."""
         _check_context(context, prompt)
@@ -196,7 +192,7 @@ class LanguageModel(LoadedModel):
         return texts if isinstance(prompt, list) else texts[0]
 
     def stream(
-        self, prompt: str | bytes = "", context: Context | None = None, *, max_tokens: int = 500, **sampling: Any
+        self, prompt: Text = "", context: Context | None = None, *, max_tokens: int = 500, **sampling: Any
     ) -> Iterator[str]:
         """Yield the text after `prompt`, which continues `context` or starts a text, while the model writes it.
 
