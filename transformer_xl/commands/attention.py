@@ -13,7 +13,7 @@ from tyro.conf import arg
 from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from ..runtime.terminal import report_progress, show_table
-from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath, check_folder
+from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath, check_folder, open_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,10 +55,8 @@ class Attention:
         """Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays."""
         from ..analysis import attention, figures
         from ..evaluation.score import segments_of
-        from ..interop.hub import local
-        from ..run.trained import TrainedRun
 
-        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        trained = open_run(self.folder, self.device, self.precision)
         problems, config, precision = trained.problems, trained.config, trained.precision
         found = trained.lengths(self)
         named = problems.attempt(lambda: [_head(name, config.model) for name in self.heads]) or []

@@ -13,7 +13,7 @@ from tyro.conf import arg
 from ..config.problems import OPTION, Problems
 from ..config.settings import EvalConfig, Lengths, TransformerXLConfig
 from ..runtime.terminal import report_progress
-from .shared import Part, Precision, RunFolder, Size, Sizes, SizesOrNone, TextPath
+from .shared import Part, Precision, RunFolder, Size, Sizes, SizesOrNone, TextPath, open_run
 
 if TYPE_CHECKING:
     from ..data.corpus import Corpus
@@ -68,10 +68,9 @@ class Eval:
 
     def run(self) -> None:
         from ..evaluation.score import report_infinite, score_split, show_results
-        from ..interop.hub import local
-        from ..run.trained import TrainedRun, split_of
+        from ..run.trained import split_of
 
-        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        trained = open_run(self.folder, self.device, self.precision)
         problems, own = trained.problems, trained.config.eval
         problems.bound(self, "temperature", above=0)
         learning = self._learning(problems)

@@ -18,7 +18,7 @@ from tyro.conf import arg
 
 from ..config.problems import OPTION
 from ..mistake import Mistake
-from .shared import Precision, RunFolder, Size
+from .shared import Precision, RunFolder, Size, open_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,10 +68,8 @@ class Generate:
     def run(self) -> None:
         from ..data.reading import read_text
         from ..evaluation.generate import Sampling, stream_text
-        from ..interop.hub import local
-        from ..run.trained import TrainedRun
 
-        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        trained = open_run(self.folder, self.device, self.precision)
         problems, config = trained.problems, trained.config
         problems.bound(self, "max_tokens", least=1)
         problems.bound(self, "n", least=1, most=MOST_ROWS)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from .shared import Precision, RunFolder, Size
+from .shared import Precision, RunFolder, Size, open_run
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,9 @@ class Score:
         from ..data.vocab import text_of
         from ..evaluation.lines import score_lines
         from ..evaluation.score import bits, report_infinite
-        from ..interop.hub import local
         from ..run.metrics import finite
-        from ..run.trained import TrainedRun
 
-        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        trained = open_run(self.folder, self.device, self.precision)
         found = trained.lengths(self)
         trained.problems.refuse()
         text = read_text(self.file)

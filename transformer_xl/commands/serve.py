@@ -14,7 +14,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from ..mistake import Mistake, printable
-from .shared import Precision, RunFolder, Size
+from .shared import Precision, RunFolder, Size, open_run
 
 TOKEN = "TXL_SERVE_TOKEN"
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -57,8 +57,6 @@ class Serve:
     def run(self) -> None:
         if lacking := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
             raise Mistake(f"txl serve needs {' and '.join(lacking)}. Run `pip install fastapi uvicorn`.")
-        from ..interop.hub import local
-        from ..run.trained import TrainedRun
         from ..serving.answers import Service
         from ..serving.api import build_app
         from ..serving.engine import Engine, refusal
@@ -66,7 +64,7 @@ class Serve:
         from ..serving.server import listen, make_server
         from ..serving.sessions import Sessions
 
-        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        trained = open_run(self.folder, self.device, self.precision)
         problems = trained.problems
         problems.bound(self, "port", least=0, most=65_535)
         problems.bound(self, "rows", least=1, most=1024)

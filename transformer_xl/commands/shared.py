@@ -36,6 +36,14 @@ Runs = Annotated[
 ]
 
 
+def open_run(folder: Path, device: str, precision: Precision) -> TrainedRun:
+    """The run that a command names, which may be on the hub."""
+    from ..interop.hub import local
+    from ..run.trained import TrainedRun
+
+    return TrainedRun(local(folder), device, precision)
+
+
 def check_folder(out: Path | None, problems: Problems) -> None:
     """Add a problem if a folder to write cannot be one, before any work."""
     if out is not None and any(each.exists() and not each.is_dir() for each in (out, *out.parents)):
@@ -78,16 +86,14 @@ class ComparisonOptions:
     def compared(self, precision: Precision, problems: Problems) -> Comparison:
         """Open the runs, and the text on which they are compared. If there are `problems`, raise `Mistake` before."""
         from ..evaluation.score import figure
-        from ..interop.hub import local
         from ..run.checkpoint import load_vocab
         from ..run.folder import find_checkpoint, short_names
-        from ..run.trained import TrainedRun
 
         check_folder(self.out, problems)
         if not self.runs:
             problems.append("RUN must be at least one run, got none.")
         problems.refuse()
-        runs = [TrainedRun(local(run), self.device, precision) for run in self.runs]
+        runs = [open_run(run, self.device, precision) for run in self.runs]
         for each in runs:
             each.problems.refuse()
         [vocab, *others] = [load_vocab(find_checkpoint(each.path)) for each in runs]
