@@ -144,7 +144,7 @@ def test_a_model_trains_scores_and_writes_on_apples_gpu(kind: str, optimizer: st
         lengths = Lengths(tgt_len=12, mem_len=16, attn_len=14)
         evaluate(model, [Segment(ids, Targets(ids), None)] * 2, lengths)
         with torch.no_grad():
-            _score_batch(model.for_inference(), lines, lengths)
+            _score_batch(model.for_inference(), lines, lengths, context_len=0)
             state = model.empty_cache(4, lengths)
             for length in (5, 1, 1):
                 log_probs, state = model.log_probs(ids[:, :length].to(APPLE), state, lengths, last=1)
