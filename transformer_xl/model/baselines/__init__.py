@@ -94,5 +94,5 @@ def check_rebuilt(model: TransformerXL) -> None:
         raise Mistake(
             f"The model must have the names of weights that its config builds, but {other[0]} differs, so a checkpoint "
             "could not be loaded. Compile a part with part.compile(), because torch.compile(part) renames its weights; "
-            "remove parametrisations first."
+            "remove parametrisations; register a class that adds modules of your own (docs/extend.md)."
         )
