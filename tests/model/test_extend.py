@@ -169,7 +169,7 @@ def test_a_model_whose_weights_have_other_names_is_refused(tmp_path, monkeypatch
     assert not Path("run").exists() and not Path("saved").exists()
 
 
-def test_saving_draws_no_random_numbers():
+def test_saving_and_counting_draw_no_random_numbers():
     """Or the class of a kind would change the losses of every step after a checkpoint."""
 
     class Noisy(TransformerXLBackbone):
@@ -180,6 +180,7 @@ def test_saving_draws_no_random_numbers():
     model = build_model(replace(settings("transformer-xl")[0].model, kind="noisy"))
     before = torch.get_rng_state()
     baselines.check_rebuilt(model)
+    baselines.count_parameters(model.config)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -174,8 +174,8 @@ def build_native(device: torch.device | None) -> None:
 def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: bool, many: bool) -> bool:
     """Whether the native kernels were mostly at least 1.2 times as fast as the other backends, where this was measured.
 
-    With AVX2 it is at least 1.15 times. Blocks are multiples of 32 queries, and heads are padded to a
-    multiple of 32 (AVX2: 16). `many`: more than `STRIDED_SCORES`.
+    With AVX2 it is at least 1.15 times. Blocks are multiples of 32 queries, and heads are padded to a multiple of 32
+    (AVX2: 16). `many`: more than `STRIDED_SCORES`.
     """
     whole, amx = head_size % 32 == 0, torch.cpu._is_amx_tile_supported()
     if dtype != torch.bfloat16:

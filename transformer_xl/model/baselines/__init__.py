@@ -69,10 +69,15 @@ class Undrawn(TorchFunctionMode):
         return tensor if isinstance(tensor, nn.Parameter) else func(*args, **named)
 
 
+def _without_numbers(config: TransformerXLConfig) -> TransformerXL:
+    """The model on the device "meta". A class of your own may draw: the caller's random state is kept."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), Undrawn():
+        return build_model(config)
+
+
 def count_parameters(config: TransformerXLConfig) -> int:
     """The exact number of parameters, tied ones once. Nothing is allocated."""
-    with torch.device("meta"), Undrawn():
-        return sum(parameter.numel() for parameter in build_model(config).parameters())
+    return sum(parameter.numel() for parameter in _without_numbers(config).parameters())
 
 
 def check_rebuilt(model: TransformerXL) -> None:
@@ -88,8 +93,7 @@ def check_rebuilt(model: TransformerXL) -> None:
                 'Register the class and set its kind: register("mine", backbone=...), docs/extend.md. Of a wrapper '
                 "give the model inside: model.compile() compiles without one."
             )
-    with torch.random.fork_rng(devices=[]), torch.device("meta"), Undrawn():  # a class of your own may draw
-        wanted = build_model(model.config).state_dict().keys()
+    wanted = _without_numbers(model.config).state_dict().keys()
     if other := sorted(model.state_dict().keys() ^ wanted, key=lambda name: (name in wanted, name)):
         raise Mistake(
             f"The model must have the names of weights that its config builds, but {other[0]} differs, so a checkpoint "
