@@ -31,11 +31,11 @@ from transformer_xl.commands.length import Length
 from transformer_xl.commands.main import COMMANDS, command_class, main, users_sentence
 from transformer_xl.commands.recl import Recl
 from transformer_xl.config.recipe import TYPES, load_recipe
-from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.config.settings import CorpusConfig, Unit
 from transformer_xl.data.corpus import Corpus, Header
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.reading import Span, pieces, read_file, read_text
-from transformer_xl.data.vocab import Unit, Vocab
+from transformer_xl.data.vocab import Vocab
 from transformer_xl.run.folder import Run
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20

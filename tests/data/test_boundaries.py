@@ -12,10 +12,9 @@ import pytest
 from tiny_runs import TINY, TRAIN, printed, refused
 
 from transformer_xl.commands.main import main
-from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.config.settings import CorpusConfig, Unit
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
-from transformer_xl.data.vocab import Unit
 from transformer_xl.mistake import Mistake
 from transformer_xl.run.folder import Run
 

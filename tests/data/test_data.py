@@ -30,7 +30,7 @@ from server import serving
 from tiny_runs import TINY, printed, refused
 
 from transformer_xl.commands.main import main
-from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.config.settings import CorpusConfig, Newlines
 from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data import reading
 from transformer_xl.data.corpora.preparing import prepare
@@ -40,7 +40,7 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.subwords import Subwords, train_bpe
 from transformer_xl.data.texts import read_splits
-from transformer_xl.data.vocab import EOS, UNK, Newlines, Vocab
+from transformer_xl.data.vocab import EOS, UNK, Vocab
 from transformer_xl.mistake import Mistake
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.config.settings import CorpusConfig, Unit
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.ids import MOST_IDS
 from transformer_xl.data.reading import Span, documents
-from transformer_xl.data.vocab import Unit, Vocab
+from transformer_xl.data.vocab import Vocab
 from transformer_xl.mistake import Mistake
 
 SPLITS = ("train", "valid", "test")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin
 
 from tyro.conf import Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from ..config.settings import Part, Precision
 from ..config.values import alternatives, fits, from_words, type_text, value_text
 from ..mistake import Mistake
 
@@ -23,8 +24,6 @@ RunFolder = Annotated[
     Positional[Path],
     arg(metavar="RUN", help="A run folder, one of its checkpoints, or hf:NAME for a model on the Hugging Face hub."),
 ]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
-Part = Literal["train", "valid", "test", "all"]
 TextPath = Annotated[str | None, arg(metavar="PATH")]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
 SizesOrNone = Annotated[tuple[int | None, ...], arg(metavar="N|none ...")]

@@ -15,6 +15,11 @@ from .shape import ATTENTION, KINDS, TransformerXLConfig, needs, of_other_kinds
 
 _LONGEST, _HIGHEST = 1 << 31, 1e30
 MOST_STREAMS = 1 << 20
+Unit = Literal["byte", "char", "word", "bpe", "id"]
+Newlines = Literal["drop", "keep", "sentence"]
+Part = Literal["train", "valid", "test", "all"]
+"""What a command reads of a corpus."""
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +68,9 @@ class CorpusConfig(Checked):
 
     name: str = ""
     """A corpus that `txl data NAME` prepared, or a text file or folder."""
-    unit: Literal["byte", "char", "word", "bpe", "id"] = "byte"
+    unit: Unit = "byte"
     """id: the text is files of token ids, which another program made (.npy, .npz, .bin, .json, .jsonl)."""
-    newlines: Literal["drop", "keep", "sentence"] = "keep"
+    newlines: Newlines = "keep"
     """drop: remove line ends, as in the published enwik8 (204 byte values; "keep" has 205). sentence (unit word): put
     each line between two <S>; the first is not scored (lm1b)."""
     shuffle_lines: bool = False
@@ -169,7 +174,7 @@ class TrainConfig(Checked):
     """Temporal activation regularisation: the same for the change of the output between neighbouring positions."""
     clip: float = 0.25
     """Largest global gradient norm, without the embeddings of n-grams; 0 switches clipping off."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Precision = "auto"
     """Precision of matrix products. fp16, for GPUs without bf16, scales the loss and skips steps that overflow."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..., or mps, Apple's GPU, on which nothing was run yet."""

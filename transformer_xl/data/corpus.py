@@ -15,18 +15,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Integer
 
-from ..config.settings import CorpusConfig
+from ..config.settings import CorpusConfig, Newlines, Part, Unit
 from ..mistake import Mistake
 from ..runtime import files
 from .ids import document_starts, id_blocks, read_ids
 from .reading import Span, Text, documents, pieces
 from .subwords import renumber, train_bpe
-from .vocab import Newlines, Unit, Vocab
+from .vocab import Vocab
 
 SPLITS = ("train", "valid", "test")
 WHOLE = "all"
@@ -173,7 +173,7 @@ class Corpus:
             return corpus
         return None
 
-    def split(self, name: Literal["train", "valid", "test", "all"]) -> Split:
+    def split(self, name: Part) -> Split:
         """One split; for "all", the splits one after another. The first call reads all ids to verify them.
 
         The ids are memory-mapped; after `in_vocabulary`, and for "all", they are in memory.

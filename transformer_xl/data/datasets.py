@@ -12,7 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-from ..config.settings import CorpusConfig
+from ..config.settings import CorpusConfig, Newlines
 from ..config.values import value_text
 from ..mistake import Mistake, did_you_mean
 from ..runtime.files import digest_of_json, plain_file
@@ -22,7 +22,7 @@ from .corpus import VERSION, Corpus
 from .ids import MOST_IDS, id_blocks
 from .reading import expand_home, pieces, read_file
 from .texts import read_splits
-from .vocab import Newlines, Vocab
+from .vocab import Vocab
 
 
 def cache_folder() -> Path:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..config.settings import Unit
 from ..mistake import Mistake
 from ..runtime.files import check_unpacked, plain_file, read_errors
 from .subwords import cuts
 from .tables import is_table, row_texts
-from .vocab import Unit
 
 
 @dataclass(frozen=True)

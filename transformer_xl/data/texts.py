@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ..config.settings import Unit
 from ..mistake import Mistake, listing, printable
 from ..runtime.files import digest_of, read_errors
 from .corpus import SPLITS, WHOLE
@@ -22,7 +23,6 @@ from .ids import SUFFIXES, read_ids
 from .reading import WHITE, Span, chunks, documents, has_documents, is_jsonl, lines_of, open_file, parts
 from .subwords import next_character
 from .tables import is_table, row_texts
-from .vocab import Unit
 
 NAMES: dict[str, tuple[str, ...]] = {
     "train": ("train", "training"),

@@ -16,17 +16,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import repeat
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Int, Integer
 
+from ..config.settings import Newlines, Unit
 from ..mistake import Mistake
 from ..runtime.files import digest_of_json
 from .subwords import Subwords
-
-Unit = Literal["byte", "char", "word", "bpe", "id"]
-Newlines = Literal["drop", "keep", "sentence"]
 
 EOS = "<eos>"
 UNK = "<unk>"

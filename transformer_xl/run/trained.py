@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
 from ..config.problems import OPTION, Problems
 from ..config.recipe import text_name
-from ..config.settings import LENGTHS, LENGTHS_OF_KINDS, Lengths, RunConfig
+from ..config.settings import LENGTHS, LENGTHS_OF_KINDS, Lengths, Part, RunConfig
 from ..data.corpora.published import DATASETS
 from ..data.corpus import WHOLE, Corpus, Split
 from ..data.datasets import open_corpus, store_of
@@ -24,8 +23,6 @@ from ..ops.choice import build_native
 from ..runtime.device import prepare_process, resolve_device, resolve_precision
 from .checkpoint import LoadedModel, load_config, load_model
 from .folder import Run, find_checkpoint
-
-Part = Literal["train", "valid", "test", "all"]
 
 
 class TrainedRun:

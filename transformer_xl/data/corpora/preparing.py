@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from ... import __version__
+from ...config.settings import Newlines
 from ...mistake import Mistake, listing
 from ...runtime.files import explain_write_error, read_errors, wait_for
 from ..corpus import SPLITS, Corpus, Header
 from ..datasets import cache_folder, dataset_of, store_folder
 from ..reading import Span, Text, expand_home, open_file, pieces, plain_name, read_file
-from ..vocab import Newlines, Vocab
+from ..vocab import Vocab
 from .archive import unpack_if_archive
 from .published import DATASETS, Dataset, DownloadSource
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from ...config.settings import Newlines, Unit
 from ..corpus import COUNTED, SPLITS, VOCABULARY
-from ..vocab import Newlines, Unit
 
 
 @dataclass(frozen=True)
