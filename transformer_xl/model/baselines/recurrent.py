@@ -97,7 +97,10 @@ class Recurrent(nn.Module):
     ):
         super().__init__()
         if recompute:
-            raise Mistake(f"train.recompute must be false for kind = {config.kind}, which cannot recompute layers.")
+            kind = config.kind
+            raise Mistake(
+                f"train.recompute must be false for kind = {kind}, which cannot recompute layers. Leave it out."
+            )
         self.config: TransformerXLConfig = config
         widths = pairwise([config.d_model, *[config.d_inner] * (config.n_layer - 1), config.d_model])
         self.layers: Layers[LSTMLayer | QRNNLayer] = Layers(
