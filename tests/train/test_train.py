@@ -545,6 +545,10 @@ def test_a_setting_that_someone_wrote_into_config_toml_is_refused(corpus, tmp_pa
     with pytest.raises(Mistake, match=r"train\.lr is 0\.01 in .*, and cannot change now[^\n]*\n.*toml was edited"):
         run(corpus, tmp_path, resume=True, lr=0.5)
     assert run(corpus, tmp_path, resume=True)[1]
+    (tmp_path / "config.toml").write_text("[train]\nlr = -1\nfoo = 3\n")
+    with pytest.raises(Mistake, match=r"train\.foo is not a setting") as error:
+        run(corpus, tmp_path, resume=True)
+    assert error.value.__notes__ == [f"{tmp_path / 'config.toml'} was edited or is damaged: restore it."]
 
 
 def test_a_sample_of_a_diverged_model_does_not_end_the_run(corpus, tmp_path, monkeypatch, capsys):

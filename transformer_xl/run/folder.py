@@ -159,7 +159,11 @@ class Run:
         """The settings in `config.toml`. A wrong one raises `Mistake`."""
         if not (file := self.path / "config.toml").is_file():
             raise FileNotFoundError(f"{file} is missing. It has the settings of the run: restore it.")
-        return load_recipe(file)
+        try:
+            return load_recipe(file)
+        except Mistake as error:
+            error.add_note(f"{file} was edited or is damaged: restore it.")
+            raise
 
     def write_settings(self, config: RunConfig) -> None:
         files.write_whole(self.path / "config.toml", write_toml(config))
