@@ -214,6 +214,8 @@ def test_a_changed_cut_or_missing_file_is_refused_in_one_sentence(tmp_path, mode
     path.unlink()
     with pytest.raises(FileNotFoundError, match=f"{name} is missing|holds no checkpoint"):
         load_from(folder)
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        load_from(tmp_path)
 
 
 def test_foreign_files_are_refused_in_one_sentence(tmp_path, model):

@@ -136,7 +136,8 @@ def load_training(folder: str | Path) -> TrainingState:
 def _refuse_absurd(config: RunConfig, folder: Path) -> None:
     """Refuse settings that need more than the file of weights holds, before memory is taken."""
     path, model = folder / "model.safetensors", config.model
-    size = path.stat().st_size
+    with parts.name_damage(path):  # it may be missing
+        size = path.stat().st_size
     needed = model.n_layer * min(model.d_model, model.d_inner)  # less than they hold: to build many layers takes time
     if needed <= size:
         needed = count_parameters(model)
