@@ -238,13 +238,14 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
 
     def check() -> None:
         if _identity(folder / LOCK) != mark:
-            raise Mistake(f"{folder / LOCK} was removed or replaced, so another process may write here. Start again.")
+            lost = f"{folder / LOCK} was removed or replaced"
+            raise Mistake(f"{lost}, so another process may write here. If none does, go on with --resume.")
 
     try:
         yield check
     finally:
         lock.release()
-        if made and not holds_anything(folder):
+        if made and folder.exists() and not holds_anything(folder):  # it may have been moved away
             (folder / LOCK).unlink(missing_ok=True)
             with suppress(OSError):  # another process may have added a file
                 for empty in made:
@@ -312,6 +313,8 @@ def explain_write_error(path: Path) -> Iterator[None]:
         reason = os.strerror(error.errno)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "Free some space, or write elsewhere." if full else "Choose a path that you may write to."
+        if error.errno == errno.ENOENT:
+            advice = "Its folder is missing: make it, or put it back."
         if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
             advice = "Choose a path on another file system."
         sentence = type(error)(f"{path} could not be written: {reason}. {advice}")
