@@ -25,11 +25,16 @@ from tiny_runs import refused, without_clock
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
+from transformer_xl.config.settings import RunConfig
+from transformer_xl.data.corpus import Corpus
 from transformer_xl.mistake import Mistake
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.run import metrics, parts
 from transformer_xl.run.folder import Run
 from transformer_xl.run.parts import FILES
 from transformer_xl.runtime.files import LOCK, SEAL, check_seal, lock_folder, seal, wait_for
+from transformer_xl.runtime.ranks import Ranks
+from transformer_xl.train import loop
 from transformer_xl.train.start import STOPPED
 from transformer_xl.train.step import MOST_SKIPPED, Trainer
 from transformer_xl.train.writer import BackgroundWriter
@@ -390,6 +395,21 @@ def test_a_lock_that_was_removed_is_noticed(tmp_path):
         (tmp_path / LOCK).touch()
         with pytest.raises(Mistake, match="was removed or replaced"):
             check()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be removed")
+def test_a_token_store_may_be_removed_while_the_run_trains(home, tmp_path, monkeypatch):
+    """Someone empties the cache."""
+    introduce = loop.introduce
+
+    def empty(run: Run, model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks) -> None:
+        introduce(run, model, corpus, config, ranks)
+        shutil.rmtree(corpus.path)
+
+    monkeypatch.setattr(loop, "introduce", empty)
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))  # where no store is yet
+    assert main(words(home, tmp_path / "run")) == 0
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
 
 
 def test_waiting_for_another_process_is_told(tmp_path, monkeypatch, capsys):

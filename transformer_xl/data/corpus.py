@@ -135,7 +135,8 @@ class Corpus:
     """For each id on disk, the id in `vocab`; None if they are equal."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Sentences for the user about how a text was divided into splits."""
-    _verified: set[str] = field(default_factory=set, compare=False, repr=False)
+    _mapped: dict[str, np.memmap] = field(default_factory=dict, compare=False, repr=False)
+    """The verified ids of each split that was read. They stay readable if someone removes the store."""
 
     @property
     def name(self) -> str:
@@ -195,11 +196,11 @@ class Corpus:
                 f"or put a file {name}.txt beside the others of a text."
             )
         file, starts = self.path / f"{name}.bin", self.header.splits[name].documents
-        if name not in self._verified and files.digest_of(file) != self.header.splits[name].sha256:
-            raise Mistake(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
-        self._verified.add(name)
-        ids = np.memmap(file, dtype=self.header.dtype, mode="r")
-        ids = ids if self.other_ids is None else self.other_ids[ids]
+        if name not in self._mapped:
+            if files.digest_of(file) != self.header.splits[name].sha256:
+                raise Mistake(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
+            self._mapped[name] = np.memmap(file, dtype=self.header.dtype, mode="r")
+        ids = self._mapped[name] if self.other_ids is None else self.other_ids[self._mapped[name]]
         starts = None if starts is None else np.array(starts, np.int64)
         return Split(ids, starts, name, self.name, self.header.splits[name].unknown)
 

@@ -97,6 +97,7 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     if config.eval.split not in corpus.header.splits:  # now, because training may take hours
         got, splits = config.eval.split, " or ".join(corpus.header.splits)
         raise Mistake(f"eval.split must be {splits} for the corpus {corpus.name}, got {got}. Give --eval.split valid.")
+    corpus.split(config.eval.split)  # someone may remove the store before the last score
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     if ranks.first:  # the others wait until this is done
         build_native(resolve_device(config.train.device))
