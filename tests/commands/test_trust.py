@@ -412,6 +412,12 @@ def test_a_token_store_may_be_removed_while_the_run_trains(home, tmp_path, monke
     assert without_clock(tmp_path / "run") == without_clock(home / "run")
 
 
+def test_a_page_that_cannot_be_written_says_that_the_run_is_done(home, run, capsys):
+    (run / "report.html").mkdir()
+    assert main([word for word in words(home, run, "--resume") if word != "--no-report"]) == 2
+    assert f"\ntxl: The run is done and saved. txl report {run} writes its page.\n" in capsys.readouterr().err
+
+
 def test_waiting_for_another_process_is_told(tmp_path, monkeypatch, capsys):
     acquire = FileLock.acquire  # a tenth of the two seconds
     monkeypatch.setattr(FileLock, "acquire", lambda lock, timeout=None: acquire(lock, timeout and timeout / 10))

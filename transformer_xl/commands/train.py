@@ -136,8 +136,12 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
             if ranks.first:
                 show_results(start.corpus.split(start.config.eval.split), [result])
             if ranks.first and page:
-                write_page([run.path])
                 report = f"txl report {quote(str(run.path))}"
+                try:
+                    write_page([run.path])
+                except OSError as error:
+                    error.add_note(f"The run is done and saved. {report} writes its page.")
+                    raise
                 print(f"{report} adds what takes a minute: memory lengths and a coloured text.")
     return status
 
