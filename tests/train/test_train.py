@@ -548,7 +548,9 @@ def test_a_setting_that_someone_wrote_into_config_toml_is_refused(corpus, tmp_pa
     (tmp_path / "config.toml").write_text("[train]\nlr = -1\nfoo = 3\n")
     with pytest.raises(Mistake, match=r"train\.foo is not a setting") as error:
         run(corpus, tmp_path, resume=True)
-    assert error.value.__notes__ == [f"{tmp_path / 'config.toml'} was edited or is damaged: restore it."]
+    assert error.value.__notes__ == [
+        f"Restore {tmp_path / 'config.toml'}: it was edited or damaged, or a newer version wrote it."
+    ]
 
 
 def test_a_sample_of_a_diverged_model_does_not_end_the_run(corpus, tmp_path, monkeypatch, capsys):

@@ -162,7 +162,7 @@ class Run:
         try:
             return load_recipe(file)
         except Mistake as error:
-            error.add_note(f"{file} was edited or is damaged: restore it.")
+            error.add_note(f"Restore {file}: it was edited or damaged, or a newer version wrote it.")
             raise
 
     def write_settings(self, config: RunConfig) -> None:
