@@ -340,8 +340,9 @@ class TestPrompts:
         assert json.loads(told)["text"] is not None if status == 0 else refused, told
         tried(["generate", run, "--max-tokens", "2", f"--prompt={prompt}"], capsys)
 
-    def test_a_prompt_of_invalid_bytes_is_continued(self, home):
-        assert main(["generate", "run", "--max-tokens", "2", "--prompt", "\udcff"]) == 0
+    def test_a_prompt_of_invalid_bytes_is_continued(self, home, capsys):
+        status, told = tried(["generate", "run", "--max-tokens", "2", "--json", "--prompt", "\udcff"], capsys)
+        assert (status, json.loads(told)["prompt"]) == (0, "\ufffd"), "a lone surrogate is no JSON for strict readers"
 
     @pytest.mark.parametrize("temperature", ["1e-320", "1e-300", "1e-40", "1e308"])
     def test_any_temperature_gives_finite_losses(self, home, temperature, capsys):

@@ -67,6 +67,7 @@ class Generate:
 
     def run(self) -> None:
         from ..data.reading import read_text
+        from ..data.vocab import utf8
         from ..evaluation.generate import Sampling, stream_text
 
         trained = open_run(self.folder, self.device, self.precision)
@@ -88,7 +89,7 @@ class Generate:
         read = [read_text(p.removeprefix("@")) if p == "-" or p.startswith("@") else p for p in self.prompt]
         loaded = trained.load()
         prompts, following = _prompts(self, read, loaded) or [""], {}
-        texts = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in prompts]
+        texts = [(each if isinstance(each, bytes) else utf8(each)).decode(errors="replace") for each in prompts]
         if self.from_test is not None:
             context, after = _test_ids(self, trained.text(loaded.vocab, None, "test", "test").ids, loaded.vocab)
             prompts, texts = [context], [loaded.vocab.decode(context)]

@@ -348,7 +348,7 @@ def is_text(symbol: object) -> bool:
 def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | list[str]:
     """`text` as a sequence of bytes, characters or words."""
     if unit == "byte":
-        raw = _utf8(text) if isinstance(text, str) else text
+        raw = utf8(text) if isinstance(text, str) else text
         return raw.translate(None, b"\n") if newlines == "drop" else raw
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     if unit == "char":
@@ -364,7 +364,8 @@ def _counts(texts: Iterable[str | bytes], unit: Unit, newlines: Newlines) -> Cou
     return counts
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
+    """The bytes of a text, also of one with lone surrogates."""
     try:
         return text.encode("utf-8", "surrogateescape")  # the command line passes bytes that are not UTF-8 as surrogates
     except UnicodeEncodeError:
