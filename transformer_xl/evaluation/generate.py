@@ -40,7 +40,11 @@ _LIKELY = 1 << 13
 
 
 class Context(NamedTuple):
-    """A text that a model has read. It does not change when text is scored or generated after it."""
+    """A text that a model has read. It does not change when text is scored or generated after it.
+
+    Only the weights that read it continue it: another model with this vocabulary and shape is not refused, and its
+    numbers are wrong.
+    """
 
     state: State
     """What the model remembers of all tokens but the last."""
@@ -48,6 +52,7 @@ class Context(NamedTuple):
     """The last tokens, at most three, in which a character may begin. The model reads the very last one with the next
     text."""
     lengths: Lengths
+    """Those at which the text began. All that continues it is read at them."""
     vocab: str
     """The fingerprint of its vocabulary."""
 
