@@ -73,15 +73,22 @@ class NgramEmbedding(nn.Module):
         tokens = tokens if memory.tokens is None else torch.cat([memory.tokens, tokens], 1)
         return x + self(tokens, ids.shape[1]), memory.with_tokens(self.last(tokens, mem_len))
 
-    def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Vectors:
-        """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
+    def forward(self, tokens: Int[Tensor, "B L"], count: int, only: Int[Tensor, " R"] | None = None) -> Vectors:
+        """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first.
+
+        `only`: the rows that are looked up, which takes most of the time. All are projected, because the bits of a
+        product depend on the number of its rows; the others have any vector.
+        """
         read: Any = self._read
         if torch.compiler.is_compiling():  # as a decorator it would import torch._dynamo, as long as torch
             read = torch.compiler.disable(read)  # sparse gradients cannot be compiled
-        return read(tokens, count)
+        return read(tokens, count, only)
 
-    def _read(self, tokens: Int[Tensor, "B L"], count: int) -> Vectors:
-        config, vectors = self.config, self.table(self.rows_of(tokens, count))
+    def _read(self, tokens: Int[Tensor, "B L"], count: int, only: Int[Tensor, " R"] | None) -> Vectors:
+        found = self.rows_of(tokens if only is None else tokens[only], count)
+        if only is not None:
+            found = found.new_zeros(len(tokens), *found.shape[1:]).index_copy_(0, only, found)
+        config, vectors = self.config, self.table(found)
         if self.training and config.ngram_dropout:
             kept = F.dropout(vectors.new_ones(*vectors.shape[:-2], len(config.ngrams)), config.ngram_dropout)
             vectors = vectors * F.pad(kept, (0, len(config.matches)), value=1.0)[..., None]

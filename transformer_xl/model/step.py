@@ -293,25 +293,27 @@ class Step(VectorStep):
         """Log-probabilities of the token after each of these, in the caller's autocast."""
         return self.read(self.inputs(ids))
 
-    def inputs(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
-        """What the backbone reads of the next token of each row."""
+    def inputs(self, ids: Int[Tensor, "B 1"], only: Int[Tensor, " R"] | None = None) -> Float[Tensor, "B 1 D"]:
+        """What the backbone reads of the next token of each row. With `only` the others may have any n-grams."""
         x = self.model.embedding(ids)
         if self.model.config.document_end is not None:
             self.reset(ids[:, 0] == self.model.config.document_end)
         if self.model.ngrams is not None and self.tokens is not None:
             tokens = torch.cat([self.tokens, ids], 1)
-            if not self._ngrams:
+            if self.graph and not self._ngrams:
                 every_row = tokens.new_zeros(len(self.counts), tokens.shape[1])
-                look_up = partial(_look_up, self.model.ngrams)
-                self._ngrams.append(_capture_graph(look_up, every_row) if self.graph else look_up)
-            x = x + _of_all(self._ngrams[0], len(self.counts), tokens, self.rows if self.graph else None)
+                self._ngrams.append(_capture_graph(partial(_look_up, self.model.ngrams, None), every_row))
+            if self.graph:
+                x = x + _of_all(self._ngrams[0], len(self.counts), tokens, self.rows)
+            else:
+                x = x + _look_up(self.model.ngrams, only, tokens)
             self.tokens = tokens[:, 1:]
         return x
 
 
-def _look_up(ngrams: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B 1 D"]:
+def _look_up(ngrams: nn.Module, only: Int[Tensor, " R"] | None, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B 1 D"]:
     with _uncached(tokens.device.type):
-        return ngrams(tokens, 1)
+        return ngrams(tokens, 1, only)
 
 
 def step_state(model: object, state: State, lengths: Lengths) -> State | Step:

@@ -285,12 +285,12 @@ class Engine:
         """Log-probabilities after `ids` in these rows.
 
         The step in C++ computes only these rows, because its bits do not depend on their number. PyTorch's may, so the
-        embedding always has all rows. A softmax that the step leaves to PyTorch has a multiple of `ROWS`, which mostly,
+        inputs always have all rows. A softmax that the step leaves to PyTorch has a multiple of `ROWS`, which mostly,
         not always, rounds alike.
         """
         if not self._native:
             return self._step(ids)[rows]
-        out = self._step.select(rows).read(self._step.inputs(ids)[rows])
+        out = self._step.select(rows).read(self._step.inputs(ids, rows)[rows])
         if self._step.head:
             return out
         return self.model.softmax.log_probs(pad(out, (0, 0, 0, -len(out) % ROWS)))[: len(out)]
