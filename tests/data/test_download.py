@@ -171,13 +171,13 @@ class TestArchives:
     @pytest.mark.parametrize("kind", KINDS)
     def test_no_path_leads_outside(self, root, kind, path) -> None:
         (root / "a").write_bytes(KINDS[kind]([(path, b"1")]))
-        before = files_below(Path("/etc"))
+        before = set(Path("/etc").iterdir())
         try:
             with unpack_if_archive(root / "a", root / "in") as folder:
                 assert all(file.is_relative_to(folder) for file in files_below(root) - {root / "a"})
         except ValueError as error:
             assert "outside the destination" in str(error)
-        assert files_below(root) == {root / "a"} and files_below(Path("/etc")) == before
+        assert files_below(root) == {root / "a"} and set(Path("/etc").iterdir()) == before
 
     @pytest.mark.parametrize(
         "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
