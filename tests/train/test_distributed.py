@@ -293,16 +293,18 @@ def test_the_end_waits_only_for_gloo():
 def test_a_rank_may_prepare_for_longer_than_a_sum_may_take(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, time\n"
+        "import time\n"
         "from datetime import timedelta\n"
         "from transformer_xl.runtime import ranks\n"
         "ranks.LONGEST_SUM = timedelta(seconds=2)\n"
         "with ranks.join_ranks('cpu') as joined:\n"
-        "    time.sleep(4 * joined.first)\n"
-        "    joined.wait_for_first() if sys.argv[1] == 'wait' else joined.total([1.0])\n"
+        "    for wait in (joined.wait_for_first, joined.wait):\n"
+        "        time.sleep(4 * joined.first)\n"
+        "        wait()\n"
+        "        print(wait.__name__, end=' ', flush=True)\n"
     )
-    assert launch(2, str(script), "wait").returncode == 0
-    assert launch(2, str(script), "total").returncode != 0
+    done = launch(2, str(script))
+    assert done.returncode != 0 and done.stdout.split() == ["wait_for_first"] * 2
 
 
 @pytest.mark.outside
