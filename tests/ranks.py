@@ -57,6 +57,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 """Settings of model and training."""
+LAYERS = {"n_layer": 2}
+"""FSDP plans each operation on all tensors of a model, which takes most of the time."""
 ALONE = Ranks()
 NOT_SHARDED = {"averaged", "documents in a stream", "n-grams and matches"}
 DOCUMENTS = (0, 50, 51, 120, 133, 220, 390)
@@ -80,7 +82,7 @@ def trainer_of(
     shape, settings = CASES[case]
     config = replace(TRAIN, **(settings | changes))
     dtype = torch.float64 if config.precision == "fp32" else torch.float32  # autocast leaves float64 as it is
-    model = small_model(train=True, dtype=dtype, dropout=dropout, dropatt=dropout, **shape)
+    model = small_model(train=True, dtype=dtype, dropout=dropout, dropatt=dropout, **LAYERS | shape)
     model.backbone.recompute = config.recompute
     if stored is not None:
         set_weights(model, stored, "what was saved")

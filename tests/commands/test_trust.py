@@ -516,7 +516,7 @@ def test_a_snapshot_does_not_change_while_training_continues():
     [
         ("module", "the loss"),
         ("gradient", "a gradient"),
-        ("weight", "the weight backbone.layers.2.attention.qkv.weight"),
+        ("weight", "the weight backbone.layers.1.attention.qkv.weight"),
         ("memory", "the memory of layer 1"),
     ],
 )
@@ -530,7 +530,7 @@ def test_the_first_value_that_is_not_finite_is_named(where, told):
         bias.register_hook(lambda gradient: gradient * float("nan"))
     elif where == "weight":
         with torch.no_grad():
-            trainer.model.backbone.layers[2].attention.qkv.weight[0, 0] = float("nan")
+            layer.attention.qkv.weight[0, 0] = float("nan")
     else:
         trainer.memory.layers[1][0, 0, 0] = float("inf")
     with pytest.raises(FloatingPointError, match=rf"first nan or infinity is in {told}\. Lower train\.lr") as caught:
