@@ -1,4 +1,7 @@
-"""The kernels in C++ for tests: built once for each machine, in its folder of temporary files."""
+"""The kernels in C++ for tests: built once for each machine, in its folder of temporary files.
+
+The process that hands out the tests also loads this file, and starts the others afterwards: it does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from filelock import FileLock
-
-from transformer_xl.ops import native
-from transformer_xl.ops.choice import native_refusal
 
 HOME = Path(tempfile.gettempdir(), f"txl-native-{os.getuid()}")
 
@@ -29,6 +28,11 @@ def without_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def built(without_build: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the built kernels. The test is skipped where they cannot be built."""
+    import torch
+
+    from transformer_xl.ops import native
+    from transformer_xl.ops.choice import native_refusal
+
     if reason := native.machine_refusal():
         pytest.skip(f"the kernels do not run here: {reason}")
     monkeypatch.setenv("TXL_HOME", str(HOME))
@@ -43,5 +47,7 @@ def built(without_build: None, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _forget() -> None:
+    from transformer_xl.ops import native
+
     native.library.cache_clear()
     native._load.cache_clear()
