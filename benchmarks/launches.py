@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -52,6 +53,7 @@ _TENSORS = 110, 64, 48, 36
 """Tensors of a kernel over many of them, if each has 1, 2, ... parts; at most 320 blocks of 65,536 elements."""
 
 
+@cache
 def add_guard(kind: str = "CUDA") -> None:
     """Let fake tensors be on a CUDA or MPS device in this process.
 
