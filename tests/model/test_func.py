@@ -12,7 +12,8 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.functional import pad
 
-from transformer_xl.ops import relative_attention
+from transformer_xl.mistake import Mistake
+from transformer_xl.ops import choice, relative_attention
 
 KINDS = {name: VARIANTS[name] for name in ("post-norm", "bands", "projected", "QK-norm", "matches", "gated")}
 
@@ -86,3 +87,11 @@ def test_rows_may_differ_in_their_mask_alone(backend: str) -> None:
     masks = torch.tensor([[0, 0], [-1, -2]])
     found = vmap(lambda valid: relative_attention(q, q, q, r, bias, bias, valid=valid, backend=backend))(masks)
     torch.testing.assert_close(found, torch.stack([relative_attention(q, q, q, r, bias, bias, valid=m) for m in masks]))
+
+
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+def test_a_backend_without_transforms_names_one_that_has_them(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "native_refusal", lambda *_: None)  # as if it were built
+    q, r, bias = torch.randn(2, 2, 4, 3), torch.randn(2, 4, 3), torch.randn(2, 3)
+    with pytest.raises(Mistake, match=rf"backend {backend} cannot serve this call: .*torch\.func.*Use auto or strided"):
+        vmap(lambda x: relative_attention(x, q, q, r, bias, bias, backend=backend))(q[None])

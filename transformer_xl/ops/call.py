@@ -17,6 +17,9 @@ from .masks import Mask
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+NO_TRANSFORM = "it has no derivatives in torch.func or in forward mode"
+"""Why an autograd function without `setup_context` cannot serve."""
+
 
 class Call(NamedTuple):
     """What `relative_attention` was called with: shapes are checked, and r has the dtype of q, but for `triton` the

@@ -24,11 +24,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..mistake import Mistake
 from . import chunked, reference, sdpa, strided
-from .call import Call, constant, product_dtype
+from .call import NO_TRANSFORM, Call, constant, in_transform, product_dtype
 
 STRIDED_SCORES = 1 << 22
 """Training on a CPU keeps all scores of a call, B H T S, up to this number. There, computing them twice takes 1.3 times
@@ -198,8 +197,8 @@ def _native(call: Call) -> Tensor:
     reason = native_refusal(call.q.device, call.q.dtype)
     if torch.compiler.is_compiling():
         reason = "torch.compile cannot trace it"
-    elif forward_ad._current_level >= 0:
-        reason = "it has no derivatives in forward mode"
+    elif in_transform():
+        reason = NO_TRANSFORM
     if reason is not None:
         raise Mistake(f"backend native cannot serve this call: {reason}. Use auto or strided.")
     return import_module(".native", __package__).attend(call)

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..mistake import Mistake
-from .call import Call, first_derivative
+from .call import NO_TRANSFORM, Call, first_derivative, in_transform
 from .dropout import keep_mask
 from .masks import ALIGNED, Mask, hide_scores, next_multiple, shifted_view, with_spare, without_padding
 
@@ -32,6 +32,8 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     if q.device.type == "cuda":
         raise Mistake("backend chunked cannot serve this call: it is for the CPU, got cuda. Use auto or strided.")
+    if in_transform():
+        raise Mistake(f"backend chunked cannot serve this call: {NO_TRANSFORM}. Use auto or strided.")
     q_HBTK = (q * scale).transpose(0, 1)
     content_q = q_HBTK + (content_bias * scale)[:, None, None]
     position_q = q_HBTK + (position_bias * scale)[:, None, None]
