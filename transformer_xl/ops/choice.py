@@ -194,11 +194,10 @@ def _triton(call: Call) -> Tensor:
 
 
 def _native(call: Call) -> Tensor:
-    reason = native_refusal(call.q.device, call.q.dtype)
     if torch.compiler.is_compiling():
         reason = "torch.compile cannot trace it"
-    elif in_transform():
-        reason = NO_TRANSFORM
+    else:
+        reason = NO_TRANSFORM if in_transform() else native_refusal(call.q.device, call.q.dtype)
     if reason is not None:
         raise Mistake(f"backend native cannot serve this call: {reason}. Use auto or strided.")
     return import_module(".native", __package__).attend(call)
