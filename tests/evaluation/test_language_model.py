@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from small_models import small_model
 from transformer_xl import LanguageModel
 from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluation.generate import Context
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.mistake import Mistake
 
@@ -39,6 +41,7 @@ KINDS = {
     "zeros at the start": language_model(zero_memory=True),
     "a memory of all": language_model(lengths={"tgt_len": 5, "mem_len": 100}),
     "no memory": language_model(lengths={"tgt_len": 7, "mem_len": 0}),
+    "n-grams": language_model(ngrams=(2,), matches=(3,)),
     "lstm": language_model(kind="lstm", lengths={"tgt_len": 5, "mem_len": 1}),
 }
 
@@ -53,6 +56,16 @@ def test_a_text_may_be_scored_in_pieces(model, text, data):
     np.testing.assert_allclose([*first.nats, *rest.nats], whole.nats, rtol=1e-9, atol=1e-12)
     assert "".join(whole.tokens) == "".join([*first.tokens, *rest.tokens]) == text
     assert whole.bytes == first.bytes + rest.bytes == len(text.encode())
+
+
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+def test_a_saved_context_is_loaded_without_executing_code(model: LanguageModel, tmp_path: Path) -> None:
+    context = model.score("abba", model.score("ab\na" * 5).context).context
+    torch.save(context, tmp_path / "context.pt")
+    again = torch.load(tmp_path / "context.pt", weights_only=True)
+    assert type(again) is Context and again[1:] == context[1:]
+    assert model.score("b\na", again).nats.tolist() == model.score("b\na", context).nats.tolist()
+    assert model.generate("b", again, temperature=0) == model.generate("b", context, temperature=0)
 
 
 @pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)

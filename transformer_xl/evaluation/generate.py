@@ -23,12 +23,13 @@ from ..config.problems import Checked, Problem, out_of_bounds
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
+from ..model.attention import Positions
 from ..model.inference import KVCache
 from ..model.step import Step, step_state
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
 from .score import Reader, State, device_of
-from .sliding import Sliding
+from .sliding import Sliding, Window
 
 Prompt = str | bytes | Integer[np.ndarray, " n"]
 """A text to continue, or the ids of its tokens."""
@@ -43,12 +44,12 @@ class Context(NamedTuple):
     """A text that a model has read. It does not change when text is scored or generated after it.
 
     Only the weights that read it continue it: another model with this vocabulary and shape is not refused, and its
-    numbers are wrong.
+    numbers are wrong. `torch.save` writes it, and `torch.load` reads it without executing code.
     """
 
     state: State
     """What the model remembers of all tokens but the last."""
-    tail: Integer[np.ndarray, " n"]
+    tail: tuple[int, ...]
     """The last tokens, at most three, in which a character may begin. The model reads the very last one with the next
     text."""
     lengths: Lengths
@@ -59,6 +60,10 @@ class Context(NamedTuple):
     def copy(self) -> State:
         """A copy of the state, because a call may change the state that it gets."""
         return self.state.select(slice(None))
+
+
+# So that `torch.load` reads a saved context.
+torch.serialization.add_safe_globals([Context, KVCache, Lengths, Positions, Window])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,13 +347,13 @@ def prompt_ids(vocab: Vocab, prompt: Prompt, context: Context | None) -> Integer
     An empty prompt at the start is a line end, or id 0 if the vocabulary has no line end.
     """
     own = prompt if isinstance(prompt, np.ndarray) else vocab.encode(prompt)
-    ids = np.concatenate([vocab.opening_ids if context is None else context.tail[-1:], own])
+    ids = np.concatenate([vocab.opening_ids if context is None else np.array(context.tail[-1:], np.int64), own])
     return ids if len(ids) else np.array([vocab.line_end or 0])
 
 
 def with_before(ids: Integer[np.ndarray, " n"], context: Context | None) -> Integer[np.ndarray, " m"]:
     """Ids that begin with the last token of `context`, after the tokens in which its last character may begin."""
-    return ids if context is None else np.concatenate([context.tail[:-1], ids])
+    return ids if context is None else np.concatenate([np.array(context.tail[:-1], np.int64), ids])
 
 
 class TokenText:

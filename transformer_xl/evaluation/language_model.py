@@ -141,8 +141,8 @@ class LanguageModel(LoadedModel):
         for row, ids in enumerate(rows):
             tokens = [*map(TokenText(self.vocab, with_before(ids[:1], context)).write, ids[1:].tolist())]
             size = None if sizes is None else int(sizes[ids[1:]].sum())
-            past, tail = state.select(slice(row, row + 1)), with_before(ids, context)[-3:]
-            read = Context(past, tail, lengths, self.vocab.fingerprint)
+            past, tail = state.select(slice(row, row + 1)), with_before(ids, context)[-3:].tolist()
+            read = Context(past, tuple(tail), lengths, self.vocab.fingerprint)
             found.append(ScoredTokens(tokens, costs[row, costs.shape[1] - len(tokens) :], size, read))
         return found
 
