@@ -25,11 +25,11 @@ from transformer_xl.run.checkpoint import load_model, save_checkpoint
 onnxruntime = pytest.importorskip("onnxruntime")
 EXAMPLE = Path(__file__).parents[2] / "examples/stream_onnx.py"
 NGRAMS = {"ngrams": (1, 3), "ngram_rows": 37, "ngram_width": 6, "matches": (2,), "match_window": 7}
+NORMS = {"pre_lnorm": True, "final_norm": True, "qk_norm": True}
 WINDOWS = {"attn_len": 6, "clamp_len": 9}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "bands": (VARIANTS["bands"] | {"n_layer": 2}, WINDOWS),
-    "projected": ({"share_position_projection": True, "pre_lnorm": True, "final_norm": True, "qk_norm": True}, {}),
-    "gated": ({"gate": "gru", "pre_lnorm": True, "untie_r": True}, WINDOWS),
+    "gated": ({"gate": "gru", "share_position_projection": True} | NORMS, WINDOWS),
     "shaw": ({"kind": "shaw", "positions": 9}, {}),
     "al-rfou": ({"kind": "al-rfou", "positions": 12}, {"mem_len": 0}),
     "plain": ({}, {"tgt_len": 1, "mem_len": 3}),
