@@ -301,7 +301,7 @@ def test_a_rank_may_prepare_for_longer_than_a_sum_may_take(tmp_path):
         "    for wait in (joined.wait_for_first, joined.wait):\n"
         "        time.sleep(4 * joined.first)\n"
         "        wait()\n"
-        "        print(wait.__name__, end=' ', flush=True)\n"
+        "        print(wait.__name__ + ' ', end='', flush=True)\n"  # one write, which the other rank's cannot split
     )
     done = launch(2, str(script))
     assert done.returncode != 0 and done.stdout.split() == ["wait_for_first"] * 2
