@@ -361,6 +361,13 @@ class TestCorpus:
             Corpus.build(mine, splits)
         assert (mine / "thesis.txt").exists()
 
+    def test_ids_that_were_read_are_of_their_own_store_and_not_pickled(self, tmp_path: Path) -> None:
+        corpus, other = (Corpus.build(tmp_path / name, splits | {"train": name.encode() * 999}) for name in "ab")
+        assert bytes(corpus.split("train").ids) == b"a" * 999
+        assert bytes(replace(corpus, path=other.path, header=other.header).split("train").ids) == b"b" * 999
+        small = pickle.dumps(Corpus.open(corpus.path))
+        assert pickle.dumps(corpus) == small and pickle.loads(small).split("train").ids.filename is not None
+
     def test_a_split_has_at_least_one_target(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="valid split of store must have at least 2 tokens"):
             Corpus.build(tmp_path / "store", splits | {"valid": b"a"})

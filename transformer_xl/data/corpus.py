@@ -135,12 +135,15 @@ class Corpus:
     """For each id on disk, the id in `vocab`; None if they are equal."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Sentences for the user about how a text was divided into splits."""
-    _mapped: dict[str, np.memmap] = field(default_factory=dict, compare=False, repr=False)
-    """The verified ids of each split that was read. They stay readable if someone removes the store."""
+    _mapped: dict[Path, np.memmap] = field(default_factory=dict, compare=False, repr=False)
+    """The verified ids of each file that was read. They stay readable if someone removes the store."""
 
     @property
     def name(self) -> str:
         return self.header.name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_mapped": {}}  # a pickle would hold all ids
 
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
@@ -195,14 +198,15 @@ class Corpus:
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. Ask for another, "
                 f"or put a file {name}.txt beside the others of a text."
             )
-        file, starts = self.path / f"{name}.bin", self.header.splits[name].documents
-        if name not in self._mapped:
-            if files.digest_of(file) != self.header.splits[name].sha256:
+        file, split = self.path / f"{name}.bin", self.header.splits[name]
+        if file not in self._mapped:
+            if files.digest_of(file) != split.sha256:
                 raise Mistake(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
-            self._mapped[name] = np.memmap(file, dtype=self.header.dtype, mode="r")
-        ids = self._mapped[name] if self.other_ids is None else self.other_ids[self._mapped[name]]
-        starts = None if starts is None else np.array(starts, np.int64)
-        return Split(ids, starts, name, self.name, self.header.splits[name].unknown)
+            self._mapped[file] = np.memmap(file, dtype=self.header.dtype, mode="r")
+        ids = self._mapped[file]
+        ids = ids if self.other_ids is None else self.other_ids[ids]
+        starts = None if split.documents is None else np.array(split.documents, np.int64)
+        return Split(ids, starts, name, self.name, split.unknown)
 
     def in_vocabulary(self, vocab: Vocab) -> Corpus:
         """The same text in a vocabulary with the same tokens in another order.
