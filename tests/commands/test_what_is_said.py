@@ -266,7 +266,8 @@ def test_matches_look_back_further_than_the_memory(capsys):
         ("train --resume --out run --train.max-steps 3", "train.max_steps must be at least 4, the step that run has"),
         ("train text-small --data text.txt --out x --corpus.extend-vocab", "corpus.extend_vocab needs --init"),
         ("train text-words --data text.txt --out x --corpus.unit bpe --corpus.extend-vocab", 'for corpus.unit = "bpe"'),
-        ("train text-words --data text.txt --out x --corpus.vocab no", "must be a file, and there is no no."),
+        ("train text-words --data text.txt --out x --corpus.vocab 'a\rb'", "vocab must be a file, and a\\rb is none."),
+        ("train text-words --data text.txt --out x --corpus.vocab .", "corpus.vocab must be a file, and . is none."),
         (
             "train text-small --data text.txt --out x --model.kind lstm --train.recompute true",
             "\ntxl: train.recompute must be false for kind = lstm, which cannot recompute layers. Leave it out.\n",

@@ -14,7 +14,7 @@ import platformdirs
 
 from ..config.settings import CorpusConfig, Newlines
 from ..config.values import value_text
-from ..mistake import Mistake, did_you_mean
+from ..mistake import Mistake, did_you_mean, printable
 from ..runtime.files import digest_of_json, plain_file
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
@@ -147,8 +147,8 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
 def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool, extend: bool, scored: bool) -> Corpus:
     if vocab is None and config.vocab:
         listed = expand_home(config.vocab)
-        if not listed.exists():
-            raise FileNotFoundError(f"corpus.vocab must be a file, and there is no {listed}. Name another.")
+        if not listed.is_file():
+            raise FileNotFoundError(f"corpus.vocab must be a file, and {printable(str(listed))} is none. Name another.")
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
     settings = [VERSION, unit, newlines, config.min_count, config.reset_documents, config.bpe_size, config.column]
