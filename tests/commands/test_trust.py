@@ -29,6 +29,7 @@ from transformer_xl.config.settings import RunConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.report import page
 from transformer_xl.run import metrics, parts
 from transformer_xl.run.folder import Run
 from transformer_xl.run.parts import FILES
@@ -412,10 +413,13 @@ def test_a_token_store_may_be_removed_while_the_run_trains(home, tmp_path, monke
     assert without_clock(tmp_path / "run") == without_clock(home / "run")
 
 
-def test_a_page_that_cannot_be_written_says_that_the_run_is_done(home, run, capsys):
+def test_a_page_that_cannot_be_written_says_that_the_run_is_done(home, run, capsys, monkeypatch):
     (run / "report.html").mkdir()
     assert main([word for word in words(home, run, "--resume") if word != "--no-report"]) == 2
-    assert f"\ntxl: The run is done and saved. txl report {run} writes its page.\n" in capsys.readouterr().err
+    assert (note := f"\ntxl: The run is done and saved. txl report {run} writes its page.\n") in capsys.readouterr().err
+    monkeypatch.setattr(page, "write_page", lambda _: (run / "none").read_text())  # an error of the system
+    assert main([word for word in words(home, run, "--resume") if word != "--no-report"]) == 2
+    assert f"txl: {run / 'none'}: No such file or directory.{note}" in capsys.readouterr().err
 
 
 def test_waiting_for_another_process_is_told(tmp_path, monkeypatch, capsys):

@@ -147,7 +147,7 @@ def users_sentence(error: Exception) -> str | None:
     An `OSError` without `strerror` was raised by this package and is a sentence. Errors of the system have `strerror`.
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-        return f"{error.filename}: {error.strerror}."
+        return "\n".join([f"{error.filename}: {error.strerror}.", *getattr(error, "__notes__", [])])
     if isinstance(error, Mistake | FloatingPointError) or (isinstance(error, OSError) and error.strerror is None):
         return "\n".join([str(error), *getattr(error, "__notes__", []), *cache_advice(error)])
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
