@@ -470,7 +470,8 @@ def test_a_setting_that_someone_wrote_into_config_toml_is_refused(corpus, tmp_pa
     with pytest.raises(Mistake, match=r"train\.foo is not a setting") as error:
         run(corpus, tmp_path, resume=True)
     assert error.value.__notes__ == [
-        f"Restore {tmp_path / 'config.toml'}: it was edited or damaged, or a newer version wrote it."
+        f"That is in {tmp_path / 'config.toml'}. If it was edited or damaged, restore it; if a newer version wrote it, "
+        "update transformer-xl."
     ]
 
 

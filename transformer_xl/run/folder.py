@@ -162,7 +162,8 @@ class Run:
         try:
             return load_recipe(file)
         except Mistake as error:
-            error.add_note(f"Restore {file}: it was edited or damaged, or a newer version wrote it.")
+            newer = "if a newer version wrote it, update transformer-xl"
+            error.add_note(f"That is in {file}. If it was edited or damaged, restore it; {newer}.")
             raise
 
     def write_settings(self, config: RunConfig) -> None:
