@@ -286,6 +286,7 @@ class TestJsonLines:
             ("null", "it has no text"),
             ('{"text": ["a"]}', "it has no text"),
             ('{"ids": [5]}', "it has no text, but a list. If that is of token ids, give --corpus.unit id"),
+            ("[5, 6]", "it has no text, but a list"),
             (r'"\ud800"', "surrogates not allowed"),
             ("[" * 100_000, "(recursion|Stack overflow)"),
             ("9" * 9_999, "digits"),

@@ -140,7 +140,7 @@ def _text_of(line: bytes, column: str, name: str) -> bytes:
         text = content.get(column) if isinstance(content, dict) else content
         if isinstance(text, str):
             return text.encode()
-        lists = isinstance(content, dict) and any(isinstance(each, list) for each in content.values())
+        lists = any(isinstance(x, list) for x in (content.values() if isinstance(content, dict) else [content]))
         reason = "it has no text" + (", but a list. If that is of token ids, give --corpus.unit id" if lists else "")
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", "") or str(error)
