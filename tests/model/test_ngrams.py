@@ -60,6 +60,15 @@ def test_a_match_is_what_followed_the_last_earlier_occurrence(data: st.DataObjec
     assert module.rows_of(torch.tensor([tokens]), count)[0].tolist() == expected
 
 
+def test_only_the_rows_that_are_asked_for_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, counts = embedding(**NGRAMS, matches=(2,), d_model=14), []
+    tokens, look_up = torch.randint(-1, 7, (16, 9)), module.rows_of
+    monkeypatch.setattr(module, "rows_of", lambda tokens, count: counts.append(len(tokens)) or look_up(tokens, count))
+    only = torch.tensor([11, 3])
+    assert torch.equal(module(tokens, 1, only)[only], module(tokens, 1)[only]), "the same bits"
+    assert counts == [2, 16]
+
+
 def test_dropout_leaves_out_whole_n_grams_and_only_in_training() -> None:
     torch.manual_seed(0)
     sizes = {"ngrams": (1, 2, 5), "ngram_rows": 97, "ngram_width": 6, "d_model": 24, "vocab_size": 5}
