@@ -43,8 +43,8 @@ _LIKELY = 1 << 13
 class Context(NamedTuple):
     """A text that a model has read. It does not change when text is scored or generated after it.
 
-    Only the weights that read it continue it: another model with this vocabulary and shape is not refused, and its
-    numbers are wrong. `torch.save` writes it, and `torch.load` reads it without executing code.
+    Only the weights that read it continue it: another model with this vocabulary may not be refused, and its numbers
+    are wrong. `torch.save` writes it, and `torch.load` reads it without executing code.
     """
 
     state: State
