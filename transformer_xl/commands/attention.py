@@ -16,9 +16,6 @@ from ..runtime.terminal import report_progress, show_table
 from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath, check_folder, open_run
 
 if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Int
-
     from ..analysis.attention import AverageAttention, Head
 
 NOTABLE = 3
@@ -80,7 +77,8 @@ class Attention:
         trained.refuse_diverged(average.sums, average.entropy)
         looks = []
         for position in positions:
-            start, end = _document_of(position, documents, len(ids))
+            start = int(documents[documents <= position].max())
+            end = min([len(ids), *documents[documents > position].tolist()])
             count = min(TARGETS, end - position) if lengths.mem_len else 1
             see = partial(attention.position_attention, count=count, context_len=again, start=start)
             looks.append(see(loaded.model, ids, position, lengths, precision=precision))
@@ -99,11 +97,6 @@ class Attention:
         else:
             _show(average, split.title)
             print(f"{'Pictures and arrays' if paths else 'Arrays'} are in {folder}.")
-
-
-def _document_of(position: int, starts: Int[np.ndarray, " D"], length: int) -> tuple[int, int]:
-    """Where the document of a position begins, and where it ends in a text of this length."""
-    return int(starts[starts <= position].max()), min([length, *starts[starts > position].tolist()])
 
 
 def _head(name: str, config: TransformerXLConfig) -> Head:
