@@ -18,7 +18,6 @@ from typing import TypedDict
 from jaxtyping import Float
 from torch import Tensor
 
-from ..config.settings import RunConfig
 from ..config.shape import RECURRENT
 from ..data.corpus import Split
 from ..data.loader import Segment
@@ -108,24 +107,16 @@ def complete_figures(run: Path, device: str = "auto") -> None:
     write_whole(run / FILE, json.dumps({"sum": digest_of_json(figures), "figures": figures}) + "\n")
 
 
-def memory_lengths(config: RunConfig) -> list[int]:
-    """The memory lengths to compare: none, half, as in training and twice, and the one of `[eval]`.
-
-    For a recurrent network every length but 0 means the same.
-    """
-    trained, own = config.train.mem_len, config.eval_lengths.mem_len
-    if config.model.base_kind in RECURRENT:
-        return sorted({0, own or trained})
-    return sorted({0, trained // 2, trained, 2 * trained, own})
-
-
 def memory_costs(loaded: LoadedModel, split: Split, precision: str) -> list[Cost]:
-    """The cost of the first targets of a split at each memory length.
+    """The cost of the first targets of a split without memory, with half, as in training and twice, and as in `[eval]`.
 
     There are so few streams that each fills the longest memory several times.
     """
     config = loaded.config
-    sizes = memory_lengths(config)
+    trained, own = config.train.mem_len, config.eval_lengths.mem_len
+    sizes = sorted({0, trained // 2, trained, 2 * trained, own})
+    if config.model.base_kind in RECURRENT:  # every length but 0 means the same
+        sizes = sorted({0, own or trained})
     streams = max(1, min(config.eval.batch_size, TARGETS // (4 * max(sizes[-1], 1))))
     how = replace(config.eval, batch_size=streams, max_tokens=TARGETS)
     costs = []
