@@ -231,9 +231,6 @@ async def metrics(request: Request) -> PlainTextResponse:
     return PlainTextResponse("".join(f"{name} {value}\n" for name, value in values.items()))
 
 
-# Errors.
-
-
 def _refused(_: Request, error: Refused) -> Response:
     return JSONResponse(error.to_json(), error.status, {"Retry-After": "10"} if error.status == 429 else None)
 
