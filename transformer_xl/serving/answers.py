@@ -88,8 +88,8 @@ class Service:
         return Answer(self, asked, prompts, past, lengths, owner, client, values)
 
     def hold(self, client: str, values: int) -> None:
-        """Count the values of an answer. Raises `Refused` if the client has no room for them."""
-        if not has_room(self.limits.all_values, self.held.total(), self.held[client], values):
+        """Count the values of an answer; all may hold eight times the most of one. Raises `Refused` without room."""
+        if not has_room(8 * self.limits.values, self.held.total(), self.held[client], values):
             raise Refused(
                 429, "Your other answers are not complete. Read them, then try again.", code="too_many_values"
             )

@@ -52,11 +52,6 @@ class Limits:
     def body_bytes(self) -> int:
         return 8 * self.prompt_tokens + (1 << 16)
 
-    @property
-    def all_values(self) -> int:
-        """Of all answers that are not sent yet."""
-        return 8 * self.values
-
 
 class Completion(BaseModel):
     """OpenAI's request for completions; `top_k`, `mem_len`, `previous_response_id` and `store` are ours."""
