@@ -326,7 +326,7 @@ def test_other_mistakes_have_openais_form(live: Live) -> None:
 
 def test_a_long_prompt_or_a_large_body_is_refused() -> None:
     limits = Limits(prompt_tokens=100)
-    most = limits.body_bytes
+    most = 8 * 100 + (1 << 16)
     with live_server(language_model(), limits=limits) as live:
         assert live.post(prompt=[10] * 100, max_tokens=0)["usage"]["prompt_tokens"] == 100, "the first one counts"
         live.post(prompt=[10] * 101, max_tokens=0, status=400)

@@ -38,7 +38,7 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         tokens: requests need one of them, and a text belongs to the token that made it.
         names: of the server, besides localhost and its addresses.
     """
-    most = service.limits.body_bytes
+    most = 8 * service.limits.prompt_tokens + (1 << 16)  # bytes
     # without this, openapi.json promises errors in FastAPI's form, with status 422
     refused: dict[int | str, Any] = {"4XX": {"description": "an error in OpenAI's form"}}
     app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, redirect_slashes=False, responses=refused)

@@ -48,10 +48,6 @@ class Limits:
     values: int = 1 << 19
     """Of an answer; see `Completion.values`."""
 
-    @property
-    def body_bytes(self) -> int:
-        return 8 * self.prompt_tokens + (1 << 16)
-
 
 class Completion(BaseModel):
     """OpenAI's request for completions; `top_k`, `mem_len`, `previous_response_id` and `store` are ours."""
