@@ -174,16 +174,14 @@ def result_of(folder: Path) -> Result:
         raise Mistake(f"{folder} has no finite loss on {config.eval.split}. Give --again to train it again.")
     scores = {"valid": min(valid)} if valid else {}
     scores["test"] = test[-1]
-    unit = figure(config.corpus.unit, 0.0)[0]
-    kept = {name: facts[name] for name in ("packages", "cores", "cpu_features", "devices")}
     return {
-        "unit": unit,
+        "unit": figure(config.corpus.unit, 0.0)[0],
         "kind": config.model.base_kind,
         **{name: figure(config.corpus.unit, loss)[1] for name, loss in scores.items()},
         "parameters": run.parameters(),
         "trained_length": config.train.tgt_len + config.train.mem_len,
         "steps": max(entry["step"] for entry in entries),
-        "environment": kept,
+        "environment": {name: facts[name] for name in ("packages", "cores", "cpu_features", "devices")},
     }
 
 
