@@ -149,10 +149,9 @@ def _prompts(options: Generate, read: Sequence[str | bytes], loaded: LoadedModel
 
     if loaded.vocab.unit == "byte":
         return read
-    named = zip(options.prompt, read, strict=True)
     return [
         text_of(text.removeprefix(BOM_UTF8), f"The prompt {name}") if isinstance(text, bytes) else text
-        for name, text in named
+        for name, text in zip(options.prompt, read, strict=True)
     ]
 
 
