@@ -253,7 +253,6 @@ class Answer:
                 await asyncio.sleep(PACE)
 
     def _choices(self, number: int) -> range:
-        """The choices of a prompt."""
         return range(number * self.asked.n, (number + 1) * self.asked.n)
 
     def _begin(self, number: int, prompt: Prompt) -> Delta:
@@ -311,11 +310,10 @@ class Answer:
             read, written = self.prompt_tokens, self.written
             counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
             content["usage"] = counts
-        count = self.asked.logprobs
         choices = (
             to_json(
                 {"index": i, "id": self.ids[i], "text": delta.text, "finish_reason": delta.finish_reason},
-                logprobs=delta.logprobs(count),
+                logprobs=delta.logprobs(self.asked.logprobs),
             )
             for i, delta in pieces
         )
