@@ -66,7 +66,9 @@ def read_pickle(path: Path) -> object:
             start = file.read(len(_LEGACY))
             file.seek(0)
             if start.startswith(b"PK\3\4"):
-                return _read_zip(path)
+                names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+                with torch.serialization.safe_globals([(_maker(name), name) for name in names]):
+                    return torch.load(path, "cpu", weights_only=True, mmap=True)
             if start == _LEGACY:
                 reader = SimpleNamespace(__name__="pickles", Unpickler=Unpickler, load=_load)
                 return torch.load(path, "cpu", reader, weights_only=False)
@@ -102,15 +104,9 @@ def _members(part: StandIn, kind: str) -> dict[str, object]:
 
 
 @lru_cache(maxsize=1000)
-def _stand_in(name: str) -> type[StandIn]:
-    """The class of the stand-ins for objects of a class, or for the results of a function."""
-    return type("StandIn", (StandIn,), {"name": name})
-
-
-def _read_zip(path: Path) -> object:
-    names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-    with torch.serialization.safe_globals([(_MADE.get(name) or _stand_in(name), name) for name in names]):
-        return torch.load(path, "cpu", weights_only=True, mmap=True)
+def _maker(name: str) -> Callable[..., object]:
+    """What makes the objects of a class, or the result of a function."""
+    return _MADE.get(name) or type("StandIn", (StandIn,), {"name": name})
 
 
 class Unpickler(pickle.Unpickler):
@@ -120,8 +116,7 @@ class Unpickler(pickle.Unpickler):
         super().__init__(file, encoding="latin-1")
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
-        """What makes the objects of a class, or the result of a function."""
-        return _MADE.get(f"{module}.{name}") or _stand_in(f"{module}.{name}")
+        return _maker(f"{module}.{name}")
 
 
 def _load(file: BinaryIO, **options: object) -> object:
