@@ -213,10 +213,9 @@ class TrainConfig(Checked):
         yield from out_of_bounds(self, *counts, least=1)
         yield from out_of_bounds(self, *steps, *rates, least=0)
         yield from out_of_bounds(self, "embedding_lr_ratio", "ngram_lr_ratio", above=0)
-        yield from out_of_bounds(self, "min_lr_ratio", "momentum", "betas", least=0, below=1)
+        yield from out_of_bounds(self, "min_lr_ratio", "momentum", "betas", "short_share", least=0, below=1)
         yield from out_of_bounds(self, *rates, "embedding_lr_ratio", "ngram_lr_ratio", most=_HIGHEST)
         yield from _context_problems(self)
-        yield from out_of_bounds(self, "short_share", least=0, below=1)
         for name in ("tgt_len", "mem_len") if self.short_share else ():
             if getattr(self, name) % 2:
                 sentence = f"{{}} must be even where {{}} is given, which halves it, got {getattr(self, name)}."
