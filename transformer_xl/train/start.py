@@ -152,9 +152,8 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     unfit = "dropatt" if theirs.model.base_kind in RECURRENT else "weight_drop"
     if f"model.{unfit}" not in origin.given:
         del kept[unfit]  # the recipe is of another kind
-    extends = config.corpus.extend_vocab
     corpus = inherited(config.corpus, vocab, theirs.corpus)
-    if extends:
+    if config.corpus.extend_vocab:
         kept["vocab_size"] = 0
     if config.corpus.document_end:
         kept["document_end"] = None  # the id is that of the new token
