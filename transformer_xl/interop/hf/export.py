@@ -48,8 +48,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
         OSError: a sentence with the reason, for instance a full disk.
     """
     model, vocab, run = loaded
-    if model.config.kind != "transformer-xl":
-        kind = model.config.kind
+    if (kind := model.config.kind) != "transformer-xl":
         raise Mistake(f"--to-format huggingface is for models of kind transformer-xl, and this one's is {kind}.")
     config = config_of_run(run, model, {"bos_token_id": vocab.line_end or 0})
     with torch.device("meta"):
@@ -72,8 +71,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
 def config_of_run(run: RunConfig, model: TransformerXL, more: dict[str, Any]) -> modeling.TransformerXLHFConfig:
     """The settings of a folder with this model, and `more` of transformers."""
     # A path would mean another file elsewhere, and describe the user's folders.
-    named = (run.corpus.name, run.corpus.vocab)
-    name, vocab = (given if given == last_part(given) else "" for given in named)
+    name, vocab = (path if path == last_part(path) else "" for path in (run.corpus.name, run.corpus.vocab))
     corpus = replace(run.corpus, name=name, vocab=vocab)
     sections = {name: section for name, section in asdict(replace(run, corpus=corpus)).items() if name != "model"}
     settings = asdict(model.config) | asdict(run.writing_lengths(run.eval_lengths))
