@@ -297,7 +297,6 @@ def _make_vocab(texts: Sequence[Text], config: CorpusConfig) -> Vocab:
     """The vocabulary of texts, as `Corpus.build` describes it."""
     unit, document_end = config.unit, config.document_end
     assert unit != "id", "ids come with their vocabulary"
-
     end = document_end.encode()
 
     def parts() -> Iterator[bytes]:

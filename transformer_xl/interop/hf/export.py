@@ -193,8 +193,6 @@ first. It is not needed after `import transformer_xl.hf`, where that package is 
 tokens only, and `model.generate(text, past_key_values=memory)` the whole text so far. From transformers 5.24 on, its
 name is `cache`. Texts of a batch are padded on the left and have an attention mask.
 """
-
-
 _EXAMPLE = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

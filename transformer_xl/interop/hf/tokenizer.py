@@ -21,8 +21,6 @@ _SPACES = "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1))))
 """The white space of `str.split`. The tokenizers library has fewer characters."""
 _FF = "\u00ff"
 """The byte 0xFF as byte-level tokenizers write it."""
-
-
 _PADDING = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 """Spellings of an added token for padding."""
 
