@@ -62,7 +62,7 @@ class Context(NamedTuple):
         return self.state.select(slice(None))
 
 
-# So that `torch.load` reads a saved context.
+# `torch.load` reads a saved context, which holds objects of these classes.
 torch.serialization.add_safe_globals([Context, KVCache, Lengths, Positions, Window])
 
 
