@@ -244,7 +244,10 @@ def test_matches_look_back_further_than_the_memory(capsys):
         ("score run latin.txt", "latin.txt, line 2, must be UTF-8"),
         ("generate run --max-tokens 2 --prompt the @latin.txt", "The prompt @latin.txt must be UTF-8"),
         ("score run none", "none must be a file, and is a folder, a pipe or a device."),
-        ("train text-small --data text.txt --out /proc/none/x", "No such file or directory. Its folder is"),
+        (
+            "train text-small --data text.txt --out /proc/none/x",
+            "/proc/none/x could not be written: No such file or directory. Its folder is missing",
+        ),
         ("score run /dev/null", "/dev/null must be a file, and is a folder, a pipe or a device. Save"),
         ("generate run --prompt '@a\rb'", "There is no file a\\rb."),
         ("generate run --prompt @", ". must be a file, and is a folder"),

@@ -800,7 +800,7 @@ class TestVocabFile:
         corpus = open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="word", vocab=str(tmp_path / "vocab.txt")))
         assert corpus.vocab.symbols == (EOS, UNK, "cat", "bird")
         assert corpus.header.splits["train"].unknown == 37
-        with pytest.raises(FileNotFoundError, match=r"corpus\.vocab must be a file"):
+        with pytest.raises(FileNotFoundError, match=r"corpus\.vocab must be a file, and .*none\.txt is none"):
             open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="word", vocab=str(tmp_path / "none.txt")))
 
 
