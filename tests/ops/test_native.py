@@ -154,16 +154,31 @@ def test_auto_takes_it_where_it_was_measured_to_be_faster(
     monkeypatch.setattr(choice, "native_refusal", lambda device, dtype: None)
     call = {"training": training, "scores": choice.STRIDED_SCORES + many, "queries": queries}
     assert (resolve_backend("auto", CPU, DTYPES[dtype], head_size, **call)[0] == "native") == wins
-    assert resolve_backend("auto", CPU, DTYPES[dtype], head_size, compiled=True, **call)[0] != "native"
 
 
 @pytest.mark.skipif(hasattr(relative_attention, "__wrapped__"), reason="checks of shapes cannot be compiled")
-def test_compiled_calls_use_the_other_backends(built: Path) -> None:
-    skip_without(torch.bfloat16)
-    x = make_inputs(Case(queries=512, heads=1, head_size=32), torch.bfloat16)
-    attend: Callable[..., torch.Tensor] = torch.compile(relative_attention, backend="eager", fullgraph=True)
-    assert torch.equal(attend(**x), relative_attention(**x, backend="strided"))
-    assert not torch.equal(attend(**x), relative_attention(**x)), "eagerly, auto takes the kernels"
+@pytest.mark.filterwarnings("ignore")  # of torch.compile itself
+@pytest.mark.parametrize("dropout_p", [0.0, 0.4])
+def test_a_compiled_call_takes_the_kernels_too(dropout_p: float, built: Path) -> None:
+    x = make_inputs(Case(queries=128, memory=57, batch=2, head_size=32), torch.float32)
+    compiled: Callable[..., torch.Tensor] = torch.compile(relative_attention, backend="aot_eager", fullgraph=True)
+    found = []
+    for attend in (compiled, relative_attention):
+        torch.manual_seed(5)
+        out = attend(**x, dropout_p=dropout_p, backend="native")
+        with torch.no_grad():
+            chosen = attend(**x)
+        found.append([out, chosen, *torch.autograd.grad(out.square().sum(), list(x.values()))])
+    assert all(map(torch.equal, *found))
+
+
+def test_the_compiler_knows_the_results_of_the_kernels(built: Path) -> None:
+    tensors = [*make_inputs(Case(queries=5, memory=9, heads=3, head_size=7), torch.float32).values(), None, None, None]
+    tensors = [x if x is None else x.detach() for x in tensors]
+    operators, numbers = native.kernels(), (14, 0, 0.5, 0.0)
+    out, lse = operators.forward(*tensors, *numbers)
+    for operator, given in ((operators.forward, ()), (operators.backward, (out, out, lse))):
+        torch.library.opcheck(operator.default, (*given, *tensors, *numbers))
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,21 @@ def test_dropout_is_a_product_with_the_scaled_mask(dtype: torch.dtype) -> None:
     assert torch.autograd.gradgradcheck(lambda x: torch.manual_seed(3) and dropout(x, 0.3).square(), x.double()[:3, :5])
 
 
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore")  # of torch.compile itself
+def test_compiled_dropout_is_one_graph_and_each_call_draws_a_mask() -> None:
+    """PyTorch's compiler joins equal calls of an operator, also of one that draws random numbers."""
+    x, shares = torch.full((64, 101), 3.0, requires_grad=True), []
+    compiled: Any = torch.compile(lambda x: dropout(x, 0.5) + 2 * dropout(x, 0.5), backend="aot_eager", fullgraph=True)
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        out = compiled(x)
+        torch.testing.assert_close(*torch.autograd.grad(out.sum(), x), out / 3)
+        shares.append(out.detach() / 6)
+    assert torch.equal(shares[0], shares[1]) and not torch.equal(shares[0], shares[2])
+    assert all(0.2 < (shares[0] == count).double().mean() < 0.3 for count in range(4)), "the masks are not independent"
+
+
 def six() -> list[Tensor]:
     """The six tensors of a small call."""
     return list(make_inputs(Case(queries=5, memory=4, batch=1, head_size=4), torch.float64).values())

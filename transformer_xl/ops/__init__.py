@@ -88,7 +88,6 @@ def relative_attention(
             training=torch.is_grad_enabled() and any(x.requires_grad for x in inputs),
             scores=q.shape[:3].numel() * k.shape[2],
             queries=q.shape[2],
-            compiled=torch.compiler.is_compiling(),
         )
     factor: float = q.shape[-1] ** -0.5 if scale is None else scale
     ahead = later if look_ahead is None else min(look_ahead, later)

@@ -52,7 +52,6 @@ def resolve_backend(
     training: bool,
     scores: int,
     queries: int = 1,
-    compiled: bool = False,
 ) -> tuple[str, str]:
     """The backend that serves a call, and why.
 
@@ -60,7 +59,6 @@ def resolve_backend(
         training: whether gradients are needed.
         scores: B H T S of all rows of a call.
         queries: T.
-        compiled: whether torch.compile will trace the call.
 
     Raises:
         ValueError: there is no such backend.
@@ -76,7 +74,7 @@ def resolve_backend(
             return "strided", why
     many = training and scores > STRIDED_SCORES
     note = ""
-    if device.type == "cpu" and not compiled and native_wins(dtype, head_size, queries, training=training, many=many):
+    if device.type == "cpu" and native_wins(dtype, head_size, queries, training=training, many=many):
         reason = native_refusal(device, dtype)
         if reason is None:
             return "native", "the kernels in C++ for this processor"
@@ -88,6 +86,7 @@ def resolve_backend(
     return "strided", f"up to {STRIDED_SCORES:,} scores per layer are all kept{note}"
 
 
+@constant  # torch.compile would stop at the import
 def native_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the kernels in C++ cannot serve a call; None if they can."""
     try:
@@ -176,7 +175,7 @@ def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: b
     With AVX2 it is at least 1.15 times. Blocks are multiples of 32 queries, and heads are padded to a multiple of 32
     (AVX2: 16). `many`: more than `STRIDED_SCORES`.
     """
-    whole, amx = head_size % 32 == 0, torch.cpu._is_amx_tile_supported()
+    whole, amx = head_size % 32 == 0, _has_amx()
     if dtype != torch.bfloat16:
         least = 128 if not training else 512 if many else math.inf
         return whole and queries >= least
@@ -184,6 +183,11 @@ def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: b
         return queries >= 16
     least = 64 if many else 128 if amx else 512
     return queries >= least and (whole or (many and amx))
+
+
+@constant  # torch.compile would stop here
+def _has_amx() -> bool:
+    return torch.cpu._is_amx_tile_supported()
 
 
 def _triton(call: Call) -> Tensor:
@@ -194,13 +198,10 @@ def _triton(call: Call) -> Tensor:
 
 
 def _native(call: Call) -> Tensor:
-    if torch.compiler.is_compiling():
-        reason = "torch.compile cannot trace it"
-    else:
-        reason = NO_TRANSFORM if in_transform() else native_refusal(call.q.device, call.q.dtype)
+    reason = NO_TRANSFORM if in_transform() else native_refusal(call.q.device, call.q.dtype)
     if reason is not None:
         raise Mistake(f"backend native cannot serve this call: {reason}. Use auto or strided.")
-    return import_module(".native", __package__).attend(call)
+    return sys.modules[f"{__package__}.native"].attend(call)
 
 
 BACKENDS: dict[str, Callable[[Call], Tensor]] = {

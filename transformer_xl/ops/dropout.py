@@ -30,7 +30,11 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
         return x
     if x.device.type != "cpu" or in_transform():
         return F.dropout(x, p)
-    return _MaskProduct.apply(x, keep_mask(x.shape, p), p)
+    if torch.compiler.is_compiling():  # which does not trace `Tensor.random_`
+        keep = _keep_mask(x.shape, p, torch.randint(1 << 62, (), device="cpu"))
+    else:
+        keep = keep_mask(x.shape, p)
+    return _MaskProduct.apply(x, keep, p)
 
 
 def dropout_relu(
@@ -110,6 +114,21 @@ def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None 
     kept = numbers.view(torch.int16)[: prod(shape)].view(shape) >= min(round(p * _STEPS), _STEPS - 1) - _STEPS // 2
     # torch 2.11 cannot compile a view of booleans.
     return kept.to(torch.uint8) if torch.compiler.is_compiling() else kept.view(torch.uint8)
+
+
+_NAME = f"{__name__.replace('.', '_')}::keep_mask"
+"""Each copy of this file, for instance in an exported folder, has an operator of its own."""
+
+
+@torch.library.custom_op(_NAME, mutates_args=())
+def _keep_mask(shape: Sequence[int], p: float, seed: Tensor) -> Tensor:
+    """`keep_mask` for the compiler, which joins equal calls: therefore each has a seed."""
+    return keep_mask(shape, p, torch.Generator().manual_seed(int(seed)))
+
+
+@_keep_mask.register_fake
+def _empty_mask(shape: Sequence[int], p: float, seed: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=torch.uint8, device="cpu")
 
 
 class Dropout(nn.Module):

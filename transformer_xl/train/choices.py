@@ -67,7 +67,7 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
     asked, why_not = config.backend, None
     if asked == "native":  # a run may go on where the kernels are not built
-        why_not = "torch.compile cannot trace it" if config.compile else native_refusal(device, dtype)
+        why_not = native_refusal(device, dtype)
     reason = triton_refusal(device, dtype, model.d_head) if asked == "triton" else None
     if asked == "chunked" and device.type == "cuda":
         reason = "it is for the CPU"
@@ -81,7 +81,6 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
         training=True,
         scores=scores,
         queries=config.tgt_len,
-        compiled=config.compile,
     )
     if model.base_kind not in ("transformer-xl", "shaw"):
         backend, why_backend = "auto", f"kind = {model.kind} has no relative attention"

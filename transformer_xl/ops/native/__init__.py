@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..call import Call, first_derivative
+from ..call import Call, constant, first_derivative
 from ..choice import cache_folder
 
 DTYPES = torch.float32, torch.bfloat16
@@ -92,7 +92,11 @@ def _load(path: Path) -> str | None:
         torch.ops.load_library(path)
     except OSError as error:
         return f"its build {path} cannot be loaded ({error.__cause__}); {_advice(path)} again"
-    return None if hasattr(operators, "forward") else f"{path} is of another program; remove it, then {_advice(path)}"
+    if not hasattr(operators, "forward"):
+        return f"{path} is of another program; remove it, then {_advice(path)}"
+    torch.library.register_fake(f"{path.stem}::forward", _empty_results)
+    torch.library.register_fake(f"{path.stem}::backward", _empty_gradients)
+    return None
 
 
 def _advice(path: Path) -> str:
@@ -110,9 +114,14 @@ def _doubt(path: Path) -> str | None:
     return None
 
 
+@constant  # torch.compile would stop at the file
+def _name() -> str:
+    return library().stem
+
+
 def kernels() -> Any:
     """The operators `forward` and `backward` of `attention.cpp`, after `refusal` was None."""
-    return getattr(torch.ops, library().stem)
+    return getattr(torch.ops, _name())
 
 
 def step_of(*model: object) -> Any:
@@ -190,15 +199,30 @@ class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *arguments):
         out, lse = kernels().forward(*arguments)
-        ctx.save_for_backward(out, lse, *arguments[:8])
-        ctx.options = arguments[8:]
+        ctx.save_for_backward(out, lse, *arguments[:9])
+        ctx.options = arguments[9:]
         return out
 
     @staticmethod
     @first_derivative
     def backward(ctx, d_out: Tensor):
-        gradients = kernels().backward(d_out, *ctx.saved_tensors, *ctx.options)
-        return *gradients, *[None] * 7
+        d_q, d_k, d_v, d_r, d_biases = kernels().backward(d_out, *ctx.saved_tensors, *ctx.options)
+        return d_q, d_k, d_v, d_r.mT, *d_biases.unbind(1), *[None] * 7
+
+
+def _empty_results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    """The results of `forward`, for the compiler: the output and the logarithms of the softmax's sums."""
+    B, H, T, K = q.shape
+    return q.new_empty(B, T, H, K).transpose(1, 2), q.new_empty(B, H, T, dtype=torch.float32)
+
+
+def _empty_gradients(
+    d_out: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, r: Tensor, *_: object
+) -> tuple[Tensor, ...]:
+    """The results of `backward`, for the compiler."""
+    H, R, K = r.shape
+    heads = (_empty_results(x)[0] for x in (q, k, v))
+    return *heads, r.new_empty(H, K, R), r.new_empty(H, 2, K)
 
 
 def attend(call: Call) -> Float[Tensor, "B H T K"]:
@@ -207,6 +231,6 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     S = k.shape[2]
     r = r[:, r.shape[1] - S - mask.ahead :]
     first, until = (each if each is None else each.long().expand(-1, q.shape[2]) for each in (mask.first, mask.until))
-    seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout_p else 0
-    numbers = mask.window(S), mask.ahead, scale, dropout_p, seed
-    return _NativeAttention.apply(q, k, v, r, content_bias, position_bias, first, until, *numbers)
+    seed = torch.randint(1 << 62, (), device="cpu") if dropout_p else None
+    numbers = mask.window(S), mask.ahead, scale, dropout_p
+    return _NativeAttention.apply(q, k, v, r, content_bias, position_bias, first, until, seed, *numbers)

@@ -361,12 +361,12 @@ void run_forward(const Call& call, const Tensor& out, float* lse) {
 using Given = std::optional<Tensor>;
 
 Call call_of(Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor position_bias, Given first, Given until,
-             int64_t window, int64_t ahead, double scale, double dropout_p, int64_t seed, int64_t m, int64_t n) {
+             Given seed, int64_t window, int64_t ahead, double scale, double dropout_p, int64_t m, int64_t n) {
   for (Given* each : {&first, &until})
     if (*each) *each = (*each)->contiguous();
   return {ready(q), ready(k), ready(v), ready(r), content_bias.contiguous(), position_bias.contiguous(),
           first,    until,    window,   ahead,    scale,                     dropout_p,
-          seed,     m,        n};
+          seed ? seed->item<int64_t>() : 0,       m,        n};
 }
 
 Tensor new_heads(const Tensor& x) {  // [B, H, L, K] as [B, L, H, K] in memory
@@ -557,9 +557,9 @@ void run_backward(const Call& call, int64_t groups, const Tensor& d_out, const T
   });
 }
 
-// The gradients of q, k, v, r and both biases.
+// The gradients of q, k, v, r [H, K, R] and the biases [H, 2, K].
 template <typename... Arguments>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(Tensor d_out, Tensor out, Tensor lse,
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(Tensor d_out, Tensor out, Tensor lse,
                                                                     Arguments... arguments) {
   int64_t T = out.size(2), S = std::get<1>(std::tie(arguments...)).size(2), panels = (S + 255) / 256;
   int64_t m = up(T, 32) * 6 < up(T, 64) * 5 ? 32 : 64;  // smaller blocks where a sixth or more of the rows would be padding
@@ -573,20 +573,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(Tensor d_out
   auto run = out.scalar_type() == at::kFloat ? run_backward<float> : run_backward<BFloat16>;
   run(call, groups, d_out, out, lse, d_q, d_k, d_v, d_table, d_biases);
   d_table = groups == 1 ? d_table[0] : d_table.sum(0);
-  auto d_r = d_table.narrow(1, 0, call.K).narrow(2, call.before, call.R).transpose(1, 2).to(out.scalar_type());
-  auto biases = d_biases.sum(0).narrow(2, 0, call.K).to(out.scalar_type());
-  return {d_q, d_k, d_v, d_r, biases.select(1, 0), biases.select(1, 1)};
+  auto d_r = d_table.narrow(1, 0, call.K).narrow(2, call.before, call.R);
+  auto biases = d_biases.sum(0).narrow(2, 0, call.K);
+  return {d_q, d_k, d_v, d_r.contiguous().to(out.scalar_type()), biases.contiguous().to(out.scalar_type())};
 }
 
 }  // namespace
 
 // The arguments of `call_of` but the last two.
-#define ARGUMENTS Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Given, Given, int64_t, int64_t, double, double, int64_t
+#define ARGUMENTS Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Given, Given, Given, int64_t, int64_t, double, double
 
 #define LIBRARY(name, m) TORCH_LIBRARY(name, m)  // which would not see what a name stands for
 
 LIBRARY(LIBRARY_NAME, m) {
-  m.def("forward", &forward<ARGUMENTS>);
-  m.def("backward", &backward<ARGUMENTS>);
+  m.def("forward", torch::dispatch(c10::DispatchKey::CPU, &forward<ARGUMENTS>));
+  m.def("backward", torch::dispatch(c10::DispatchKey::CPU, &backward<ARGUMENTS>));
   add_step(m);
 }
