@@ -120,7 +120,7 @@ _NAME = f"{__name__.replace('.', '_')}::keep_mask"
 """Each copy of this file, for instance in an exported folder, has an operator of its own."""
 
 
-@torch.library.custom_op(_NAME, mutates_args=())
+@torch.library.custom_op(_NAME, mutates_args=(), schema="(SymInt[] shape, float p, Tensor seed) -> Tensor")
 def _keep_mask(shape: Sequence[int], p: float, seed: Tensor) -> Tensor:
     """`keep_mask` for the compiler, which joins equal calls: therefore each has a seed."""
     return keep_mask(shape, p, torch.Generator().manual_seed(int(seed)))
