@@ -70,6 +70,10 @@ for case, steps in {
     torch.testing.assert_close(*found)
     assert mode() == (0, True, False)
     print(graphs, calls)
+torch.compiler.reset()
+graphs, calls, case = 0, 0, "plain"
+findings(trainer_of(case, ALONE, compile=True, dropout=0.2))
+print(graphs, calls)
 """
 
 
@@ -87,3 +91,4 @@ def test_every_kind_of_training_compiles_with_the_same_result():
     assert counts[2] == [2, 2], "one graph for each pair of lengths, of no other"
     assert counts[3][1] > 0, "a recurrent state is never short"
     assert counts[4][0] <= 15, "the compiler makes code for bands of any size, once"
+    assert counts[5] == [1, 2], "dropout splits a graph"
