@@ -259,28 +259,6 @@ def test_a_rank_without_the_runs_folder_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.outside
-@pytest.mark.timeout(1000)
-def test_a_rank_that_was_stopped_is_named(tmp_path):
-    """It can go on, so the others wait for it."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, signal, threading, time\n"
-        "from transformer_xl.runtime import ranks\n"
-        "ranks.BEAT, ranks.SILENT = 0.2, 2.0\n"
-        "with ranks.join_ranks('cpu') as joined:\n"
-        "    pids = [int(one) for one in joined.total([os.getpid() * (joined.rank == rank) for rank in (0, 1)])]\n"
-        "    if joined.first:\n"
-        "        threading.Timer(8, os.kill, (pids[1], signal.SIGCONT)).start()\n"
-        "    else:\n"
-        "        os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "    joined.wait()\n"
-    )
-    done = launch(2, str(script))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count("Rank 1 has not run for 2.0 s") == 1 and "Rank 0 has" not in done.stderr
-
-
-@pytest.mark.outside
 def test_the_end_waits_only_for_gloo():
     """A name that keeps a sum would make it wait to the limit, five seconds."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())

@@ -25,8 +25,6 @@ from torch.distributed.rendezvous import rendezvous
 from ..mistake import Mistake
 from .launcher import launch_warning, rank_and_size, variable
 
-BEAT, SILENT = 10.0, 120.0
-"""Seconds between two counts of a rank, and those without a count after which it is named."""
 LONGEST_SUM, LONGEST_WAIT = timedelta(hours=1), timedelta(weeks=1)
 """After these a sum over ranks, and the wait for the first, end with an error."""
 
@@ -107,19 +105,15 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         store = _meet(ranks)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=LONGEST_SUM)
-        ended, copy = threading.Event(), store.clone()  # type: ignore[attr-defined]
-        threading.Thread(target=_watch, args=(copy, ranks, ended), daemon=True).start()
-        try:
-            yield ranks
-            _wait_for_gloo()
-        finally:
-            ended.set()
+        yield ranks
+        _wait_for_gloo()
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         if not ranks.first:  # one message is enough
             raise SystemExit(1) from error
-        raise ConnectionError("Another rank has ended. Its output, or the launcher's, names the reason.") from error
+        why = "Another rank has ended, or has not answered for an hour."
+        raise ConnectionError(f"{why} Its output, or the launcher's, names the reason.") from error
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -144,22 +138,6 @@ def _meet(ranks: Ranks) -> Store:
     # torchrun keeps its store through restarts, with the addresses of processes that have ended. The number of restarts
     # is known on one machine only; several machines need a new store each time.
     return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
-
-
-def _watch(store: Store, ranks: Ranks, ended: threading.Event) -> None:
-    """Count while this process runs. On the first rank: name those that have stopped counting, once each."""
-    counts, since = [0] * ranks.size, [time.monotonic()] * ranks.size
-    with suppress(RuntimeError):  # the store has gone, because a process has ended
-        while not ended.wait(BEAT):
-            store.add(f"beat {ranks.rank}", 1)
-            for rank in range(ranks.size if ranks.first else 0):
-                count = store.add(f"beat {rank}", 0)
-                if count != counts[rank]:
-                    counts[rank], since[rank] = count, time.monotonic()
-                elif time.monotonic() - since[rank] > SILENT:
-                    since[rank] = float("inf")
-                    print(f"txl: Rank {rank} has not run for {SILENT} s: it was stopped, or its machine is gone. The "
-                          "others wait for it.", file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _wait_for_gloo() -> None:
