@@ -68,21 +68,26 @@ def cases(part: str, options: Options, config: RunConfig) -> list[bound.Work]:
 def prepare_models(
     jobs: Mapping[Contender, dict[str, Any]], pool: Pool, refused: dict[str, str]
 ) -> dict[str, Prepared]:
-    """Prepare contenders with the same weights, which Hugging Face's model writes if it takes part."""
+    """Prepare contenders with the same weights, which Hugging Face's model writes if it takes part.
+
+    Raises:
+        Mistake: the first contender, with which all others are compared, cannot take part.
+    """
     first, *others = jobs
     weights = Path(jobs[first]["weights"])
     if weights.exists():
         shutil.rmtree(weights)
-    if first.label == "Hugging Face":
-        ready = pool.prepare({first: jobs[first]}, refused)
-        if first.key in refused:
-            raise Mistake(
-                f"--peers must be the Python of an environment with torch and transformers 4.37.2, and {first.python} "
-                f"reports: {refused[first.key]}."
-            )
-        return ready | pool.prepare({contender: jobs[contender] for contender in others}, refused)
-    write_weights(jobs[first])
-    return pool.prepare(jobs, refused)
+    if first.label != "Hugging Face":
+        write_weights(jobs[first])
+    ready = pool.prepare({first: jobs[first]}, refused)
+    if first.key in refused and first.label == "Hugging Face":
+        raise Mistake(
+            f"--peers must be the Python of an environment with torch and transformers 4.37.2, and {first.python} "
+            f"reports: {refused[first.key]}."
+        )
+    if first.key in refused:
+        raise Mistake(f"--recipe must name a model to compare with, and {refused[first.key]}. Give --peers.")
+    return ready | pool.prepare({contender: jobs[contender] for contender in others}, refused)
 
 
 def _case(part: str, options: Options, config: RunConfig, work: bound.Work, folder: Path, pool: Pool) -> dict[str, Any]:
@@ -95,9 +100,7 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     }
     refused: dict[str, str] = {}
     ready = prepare_models(jobs, pool, refused)
-    reference = next(c.key for c in contenders if c.key in ready)
-    if reference.startswith("ours"):
-        raise Mistake(f"--recipe must name a model to compare with, and {refused[contenders[0].key]}. Give --peers.")
+    reference = contenders[0].key
     same = {key: model for key, model in ready.items() if not key.startswith("x-transformers")}
     pieces = [2 * work.tgt_len] * 2 if work.tgt_len < 16 else [work.tgt_len] * 2
     differences = check_same(same, reference, [16] + [1] * 8 if part == "decode" else pieces)
