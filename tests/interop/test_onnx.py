@@ -130,7 +130,10 @@ def test_a_run_is_exported_and_streams_without_this_package(more, trained, tmp_p
     [
         (["--int8"], "--int8 is for --to-format onnx"),
         (["--to-format", "onnx", "--train.lr", "3"], "takes only the lengths of eval, got train.lr"),
-        (["--to-format", "onnx", "--eval.context-len", "8"], "eval.context_len must be 0 for ONNX"),
+        (
+            ["--to-format", "onnx", "--eval.context-len", "8", "--eval.attn-len", "1"],
+            "eval.context_len must be 0 for ONNX",
+        ),
         (["--to-format", "onnx", "--eval.mem-len", "-3"], "eval.mem_len must be"),
     ],
 )
