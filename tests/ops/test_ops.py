@@ -387,11 +387,11 @@ def test_a_call_in_autocast_computes_in_its_dtype(backend: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # of torch.compile itself
 @pytest.mark.parametrize("backend", ["auto", "chunked"])
 def test_a_compiled_call_has_the_same_numbers(backend: str) -> None:
-    inputs = make_inputs(CASES["memory"], torch.float64)
     compiled: Any = torch.compile(relative_attention, backend="aot_eager", fullgraph=backend == "auto")
-    for gradients in (False, True):
-        given = {name: x.detach().requires_grad_(gradients) for name, x in inputs.items()}
-        torch.testing.assert_close(compiled(**given, backend=backend), relative_attention(**inputs))
+    for gradients, case in ((False, CASES["memory"]), (True, Case(queries=6, valid=(4, -2), batch=2))):  # other sizes
+        inputs = make_inputs(case, torch.float64)
+        given = {name: x.detach().requires_grad_(gradients) for name, x in inputs.items()} | masks(case)
+        torch.testing.assert_close(compiled(**given, backend=backend), relative_attention(**inputs, **masks(case)))
 
 
 def test_vmap_of_auto_has_gradients():

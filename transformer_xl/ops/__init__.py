@@ -138,7 +138,7 @@ def check_masks(
 
 
 def _check_shape(name: str, given: object, q: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:
-    if not isinstance(given, Tensor) or tuple(given.shape) not in shapes:
+    if not isinstance(given, Tensor) or all(given.shape != shape for shape in shapes):  # torch.compile fails at `in`
         raise Mistake(f"{name} must be a tensor {shapes[0]} to fit q {tuple(q.shape)}, got {_described(given)}.")
 
 
