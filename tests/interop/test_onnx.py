@@ -37,7 +37,7 @@ LENGTHS = Lengths(tgt_len=12, mem_len=16)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a byte model with random weights and the state of all kinds."""
     model = small_model(dtype=torch.float32, vocab_size=256, n_layer=1, document_end=1, untie_r=True, **NGRAMS)
-    config = RunConfig(model=model.config, train=TrainConfig(tgt_len=12, mem_len=16, attn_len=6, clamp_len=9))
+    config = RunConfig(model=model.config, train=TrainConfig(tgt_len=12, mem_len=16))
     return save_checkpoint(tmp_path_factory.mktemp("onnx") / "run", model=model, vocab=BYTES, config=config)
 
 
@@ -110,11 +110,12 @@ def test_another_memory_is_refused(kind):
 @pytest.mark.parametrize("more", [[], pytest.param(["--int8"], marks=pytest.mark.outside)], ids=["whole", "int8"])
 def test_a_run_is_exported_and_streams_without_this_package(more, trained, tmp_path):
     """The example reads bytes."""
-    line = ["convert", str(trained), "--to-format", "onnx", "--eval.mem-len", "20", "--to", str(tmp_path / "whole")]
-    assert main([*line, *more]) == 0
+    line = ["convert", str(trained), "--to-format", "onnx", "--to", str(tmp_path / "whole")]
+    windows = ["--eval.mem-len", "20", "--eval.attn-len", "6", "--eval.clamp-len", "4"]
+    assert main([*line, *windows, *more]) == 0
     graph = session(tmp_path / "whole" / "model.onnx")
     about = graph.get_modelmeta().custom_metadata_map
-    assert about["mem_len"] == "20" and about["clamp_len"] == "9"
+    assert about["mem_len"] == "20" and about["clamp_len"] == "4"
     model = load_model(trained).model
     lengths = Lengths(**{name: json.loads(about[name]) for name in asdict(LENGTHS)})  # the quantiser adds more
     error = largest_error(model, lengths, partial(run, graph))
@@ -130,10 +131,7 @@ def test_a_run_is_exported_and_streams_without_this_package(more, trained, tmp_p
     [
         (["--int8"], "--int8 is for --to-format onnx"),
         (["--to-format", "onnx", "--train.lr", "3"], "takes only the lengths of eval, got train.lr"),
-        (
-            ["--to-format", "onnx", "--eval.context-len", "8", "--eval.attn-len", "1"],
-            "eval.context_len must be 0 for ONNX",
-        ),
+        (["--to-format", "onnx", "--eval.context-len", "8"], "eval.context_len must be 0 for ONNX"),
         (["--to-format", "onnx", "--eval.mem-len", "-3"], "eval.mem_len must be"),
     ],
 )
