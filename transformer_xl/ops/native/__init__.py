@@ -211,7 +211,7 @@ class _NativeAttention(torch.autograd.Function):
 
 
 def _empty_results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    """The results of `forward`, for the compiler: the output and the logarithms of the softmax's sums."""
+    """What the compiler takes as results of `forward`: the output and the logarithms of the softmax's sums."""
     B, H, T, K = q.shape
     return q.new_empty(B, T, H, K).transpose(1, 2), q.new_empty(B, H, T, dtype=torch.float32)
 
@@ -219,7 +219,7 @@ def _empty_results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def _empty_gradients(
     d_out: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, r: Tensor, *_: object
 ) -> tuple[Tensor, ...]:
-    """The results of `backward`, for the compiler."""
+    """What the compiler takes as results of `backward`."""
     H, R, K = r.shape
     heads = (_empty_results(x)[0] for x in (q, k, v))
     return *heads, r.new_empty(H, K, R), r.new_empty(H, 2, K)
