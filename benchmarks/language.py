@@ -80,13 +80,14 @@ def prepare_models(
     if first.label != "Hugging Face":
         write_weights(jobs[first])
     ready = pool.prepare({first: jobs[first]}, refused)
-    if first.key in refused and first.label == "Hugging Face":
+    if first.key in refused:
+        why = refused[first.key]
+        if first.label != "Hugging Face":
+            raise Mistake(f"--recipe must name a model to compare with, and {why}. Give --peers.")
         raise Mistake(
             f"--peers must be the Python of an environment with torch and transformers 4.37.2, and {first.python} "
-            f"reports: {refused[first.key]}."
+            f"reports: {why}."
         )
-    if first.key in refused:
-        raise Mistake(f"--recipe must name a model to compare with, and {refused[first.key]}. Give --peers.")
     return ready | pool.prepare({contender: jobs[contender] for contender in others}, refused)
 
 

@@ -38,8 +38,6 @@ NATIVE: dict[str, dict[str, Any]] = {
 BOTH = [pytest.param(False, kind, id=f"PyTorch, {name}") for name, kind in KINDS.items()]
 BOTH += [pytest.param(True, kind, id=f"C++, {name}") for name, kind in NATIVE.items()]
 each_native = pytest.mark.parametrize("kind", NATIVE.values(), ids=NATIVE)
-LAYERS = {name: kind for name, kind in NATIVE.items() if not kind.keys() & {"ngrams", "matches", "d_embed"}}
-"""Those whose layers are not the same as another's. Embeddings and softmax have no step in C++."""
 each_precision = pytest.mark.parametrize("precision", ["fp32", "bf16"])
 by_example = settings(max_examples=examples(12))
 
@@ -255,7 +253,7 @@ def test_windows_of_several_pieces(window: int, built: Path) -> None:
 
 
 @each_precision
-@pytest.mark.parametrize("kind", LAYERS.values(), ids=LAYERS)
+@each_native
 @torch.no_grad()
 def test_the_bits_of_a_row_are_its_own(kind: dict, precision: str, built: Path) -> None:
     """They depend neither on the other rows nor on the number of threads."""

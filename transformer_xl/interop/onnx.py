@@ -210,6 +210,6 @@ def export_onnx(loaded: LoadedModel, lengths: Lengths, folder: str | Path, *, in
         if int8:
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
-            with _quiet():  # products with signed weights overflow on processors without VNNI
+            with _quiet():  # signed weights overflow on processors without VNNI
                 quantize_dynamic(path, path, weight_type=QuantType.QUInt8)
         write_json(unfinished / "vocab.json", loaded.vocab.to_json())
