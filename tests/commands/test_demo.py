@@ -85,7 +85,7 @@ def demo(tmp_path: Path, monkeypatch):
 
 def test_the_demo_trains_scores_generates_and_compares(demo, capsys):
     """Its verdict on gzip is the plain comparison."""
-    assert demo(Machine(0.07), "--minutes 0.5 --out runs/demo") == 0
+    assert demo(Machine(0.1), "--minutes 0.5 --out runs/demo") == 0
     shown = capsys.readouterr().out
     config = load_config(find_checkpoint("runs/demo"))
     passes = config.train.max_steps * 4 * 16 / len(TEXT)
