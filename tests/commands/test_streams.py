@@ -96,7 +96,8 @@ def test_prompts_and_lines_are_numbers(home: Path, capsys):
     assert model.generate("3 5 7", max_tokens=6, seed=1) == whole["text"]
 
 
-def test_analyses_and_the_page_show_ids(home: Path, capsys):
+def test_analyses_and_the_page_show_ids(home: Path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # draws nothing
     assert "ppl" in printed("analyse length runs/chars --split valid --attn-len 3 --max-tokens 50", capsys)
     printed("analyse recl runs/chars --split valid --step 5 --max-context 10 --positions 10 --out recl", capsys)
     printed("analyse attention runs/chars --split valid --max-tokens 100 --positions 50 --out attention", capsys)
