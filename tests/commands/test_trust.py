@@ -314,7 +314,6 @@ def test_a_second_interrupt_ends_at_once_with_a_sentence(home, tmp_path, monkeyp
     assert re.fullmatch(told, capsys.readouterr().err)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_signal_that_also_ends_the_compiler_is_no_error_of_it(home, tmp_path, monkeypatch, capsys):
     """A terminal and `timeout` signal the whole group, with the C++ compiler that torch.compile has started."""
 
@@ -323,7 +322,7 @@ def test_a_signal_that_also_ends_the_compiler_is_no_error_of_it(home, tmp_path, 
         raise torch._dynamo.exc.TorchDynamoException("C++ compile error")
 
     monkeypatch.setattr(Trainer, "advance", stopped)
-    assert main([*words(home, tmp_path / "run"), "--train.compile"]) == 130
+    assert main(words(home, tmp_path / "run")) == 130
     assert capsys.readouterr().err.endswith("txl: Interrupted. Nothing was saved.\n")
 
     alloc = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
