@@ -23,7 +23,7 @@ from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.mistake import Mistake
 from transformer_xl.ops import choice, chunked, relative_attention, resolve_backend, strided, testing
 from transformer_xl.ops.call import Call
-from transformer_xl.ops.dropout import dropout, dropout_relu, keep_mask
+from transformer_xl.ops.dropout import Dropout, dropout, dropout_relu, keep_mask
 from transformer_xl.ops.testing import (
     CASES,
     NAMES,
@@ -481,6 +481,11 @@ def test_an_exported_call_takes_any_sizes() -> None:
     sizes = *[{0: rows, 2: queries}] * 3, {1: queries}, {}, {}
     exported = torch.export.export(Attend(), inputs(2, 5), dynamic_shapes=sizes).module()
     torch.testing.assert_close(exported(*inputs(3, 40)), relative_attention(*inputs(3, 40)))
+
+
+def test_an_export_in_training_needs_no_operator_of_this_package() -> None:
+    program = torch.export.export(Dropout(0.5).train(), (torch.ones(4, 8),))
+    assert "torch.ops.aten.dropout" in str(program.graph) and "transformer_xl" not in str(program.graph)
 
 
 def test_in_fp16_a_padded_row_has_finite_gradients():

@@ -28,7 +28,7 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
     """
     if p == 0:
         return x
-    if x.device.type != "cpu" or in_transform():
+    if x.device.type != "cpu" or in_transform() or torch.compiler.is_exporting():  # which knows no operators of ours
         return F.dropout(x, p)
     if torch.compiler.is_compiling():  # which does not trace `Tensor.random_`
         keep = _keep_mask(x.shape, p, torch.randint(1 << 62, (), device="cpu"))
