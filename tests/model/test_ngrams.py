@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -46,18 +47,33 @@ def test_a_match_is_what_followed_the_last_earlier_occurrence(data: st.DataObjec
     tokens = data.draw(st.lists(st.integers(-1, 3), min_size=1, max_size=40))
     tokens.sort(key=lambda token: token >= 0)  # tokens that are none come first; the order of the others stays
     count, window = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 20))
-    lengths = data.draw(st.sampled_from([(1,), (2,), (1, 3)]))
-    module = embedding(vocab_size=9, matches=lengths, match_window=window, ngram_width=4, d_model=8)
-    expected = []
+    lengths, document_end = data.draw(st.sampled_from([(1,), (2,), (1, 3)])), data.draw(st.sampled_from([None, 2]))
+    sizes = {"match_window": window, "document_end": document_end, "ngram_width": 4, "d_model": 8}
+    module = embedding(vocab_size=9, matches=lengths, **sizes)
+    documents, expected = list(accumulate(token == document_end for token in tokens)), []
     for end in range(len(tokens) - count, len(tokens)):
         row = []
         for i, n in enumerate(lengths):
-            own = tokens[end - n + 1 : end + 1] if end - n + 1 >= 0 else [-1]
+            whole = end - n + 1 >= 0 and documents[end - n + 1] == documents[end]
+            own = tokens[end - n + 1 : end + 1] if whole else [-1]
             places = range(end - 1, max(end - window - 1, n - 2), -1)
+            places = (p for p in places if documents[p - n + 1] == documents[end])
             found = (tokens[p + 1] for p in places if -1 not in own and tokens[p - n + 1 : p + 1] == own)
             row.append(10 * i + next(found, -1) + 1)
         expected.append(row)
-    assert module.rows_of(torch.tensor([tokens]), count)[0].tolist() == expected
+    rows = torch.tensor([[-1] * len(tokens), tokens])  # each has its own matches
+    assert module.rows_of(rows, count)[1].tolist() == expected
+    last = module.rows_of(rows, 1)
+    assert last[:, 0].tolist() == [list(range(0, 10 * len(lengths), 10)), expected[-1]]
+    assert torch.equal(torch.func.vmap(lambda row: module.rows_of(row[None], 1)[0])(rows), last), "without NumPy"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_equal_hashes_of_other_tokens_are_no_match(count: int) -> None:
+    older, newer = 19_108, 70_913
+    assert row_of([0, 0], PRIME) == row_of([older, newer], PRIME)
+    module = embedding(vocab_size=100_000, matches=(2,), match_window=9, ngram_width=4)
+    assert module.rows_of(torch.tensor([[0, 0, 7, older, newer]]), count)[0, -1].item() == 0
 
 
 def test_only_the_rows_that_are_asked_for_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

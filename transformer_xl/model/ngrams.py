@@ -15,14 +15,14 @@ table's gradients sparse.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
@@ -100,11 +100,10 @@ class NgramEmbedding(nn.Module):
         # Codes are ids + 1, because 0 is no token. Zeros come first where there are fewer than `needed`.
         codes = F.pad(tokens[:, -needed:] + 1, (max(needed - tokens.shape[1], 0), 0))
         documents = None if config.document_end is None else (codes == config.document_end + 1).cumsum(1)
-        keys = _hashes(codes, documents, (*config.ngrams, *config.matches))
-        found = [keys[n][:, -count:] for n in config.ngrams]
-        found += [_followers(codes, documents, keys[n], n, config.match_window, count) for n in config.matches]
-        sizes, starts = config.ngram_sizes, accumulate((0, *config.ngram_sizes[:-1]))
-        return torch.stack([code % size + start for code, size, start in zip(found, sizes, starts, strict=True)], -1)
+        found = [hashed % config.ngram_rows for hashed in _hashes(codes, documents, config.ngrams, count, PRIME)]
+        found += _followers(codes, documents, config.matches, config.match_window, count)
+        starts = accumulate((0, *config.ngram_sizes[:-1]))
+        return torch.stack([row + start for row, start in zip(found, starts, strict=True)], -1)
 
     def last(self, tokens: Int[Tensor, "B L"], mem_len: int) -> Int[Tensor, "B N"]:
         """The last N tokens, which the next call needs. With `mem_len` 0 it begins without a past, and N is 0."""
@@ -117,62 +116,86 @@ class NgramEmbedding(nn.Module):
 
 
 def _hashes(
-    codes: Int[Tensor, "B L"], documents: Int[Tensor, "B L"] | None, lengths: Iterable[int]
-) -> dict[int, Int[Tensor, "B _"]]:
-    """For each n in `lengths` the hash of the last n codes of a document, at each position but the first n - 1.
+    codes: Int[Tensor, "B L"],
+    documents: Int[Tensor, "B L"] | None,
+    lengths: Sequence[int],
+    count: int,
+    modulus: int | None,
+) -> list[Int[Tensor, "B T"]]:
+    """For each n the hash of the last n codes of a document, at each of the last T = `count` positions.
 
-    It is the sum over a of code[t - a] BASE^(a + 1), modulo PRIME.
+    It is the sum over a of code[t - a] BASE^(a + 1). None: modulo 2^64, where equal hashes are taken for equal n-grams.
     With p the largest power of two below n, hash(n codes) = hash(the newer p) + BASE^p hash(the older n - p): a few
     products serve all lengths, and column j of `known[n]` is the n-gram that ends at position j + n - 1.
     """
-    known = {1: codes * BASE % PRIME}
+    needed = count + max(lengths, default=1) - 1
+    known = {1: codes[:, -needed:] * BASE % PRIME}
 
     def hash_of(n: int) -> Int[Tensor, "B _"]:
         if n not in known:
             newer = 1 << (n - 1).bit_length() - 1
-            later, earlier = hash_of(newer)[:, n - newer :], hash_of(n - newer)[:, : codes.shape[1] - n + 1]
+            later, earlier = hash_of(newer)[:, n - newer :], hash_of(n - newer)[:, : needed - n + 1]
             if documents is not None:
-                same = documents[:, n - 1 :] == documents[:, n - 1 - newer : codes.shape[1] - newer]
+                recent = documents[:, -needed:]
+                same = recent[:, n - 1 :] == recent[:, n - 1 - newer : needed - newer]
                 earlier = earlier.where(same, 0)
-            known[n] = (later + pow(BASE, newer, PRIME) * earlier) % PRIME
+            total = later + pow(BASE, newer, modulus or 1 << 63) * earlier
+            known[n] = total % modulus if modulus else total
         return known[n]
 
-    return {n: hash_of(n) for n in lengths}
+    return [hash_of(n)[:, -count:] for n in lengths]
 
 
 def _followers(
-    codes: Int[Tensor, "B L"],
-    documents: Int[Tensor, "B L"] | None,
-    keys: Int[Tensor, "B K"],
-    n: int,
-    window: int,
-    count: int,
-) -> Int[Tensor, "B T"]:
-    """For the n-grams that end at the last T = `count` positions: the code that followed the last earlier occurrence in
-    the same document, 0 if that ended more than `window` positions earlier or does not exist."""
-    positions = torch.arange(keys.shape[1], device=keys.device)
-    whole = codes[:, : keys.shape[1]] > 0
-    if documents is not None:
-        whole &= documents[:, : keys.shape[1]] == documents[:, n - 1 :]
-    keys = keys.where(whole, (1 << 31) + positions)  # an n-gram that is not whole occurs nowhere else
-    if torch.compiler.is_exporting() or count == 1:  # ONNX has no searchsorted; for one token to compare is faster
-        same = (keys[:, -count:, None] == keys[:, None]) & (positions < positions[-count:, None])
-        last = positions.where(same, -1).amax(-1)
-        found = (last >= 0) & (positions[-count:] - last <= window)
-    else:
-        # Sorted by (n-gram, position), the entry before an n-gram's own is its last earlier occurrence, if it has one.
-        bits = keys.shape[1].bit_length()
-        marked = keys << bits | positions
-        ordered, own = _sorted_rows(marked), marked[:, -count:].contiguous()
-        before = ordered.gather(1, (torch.searchsorted(ordered, own) - 1).clamp(min=0))
-        last = before & (1 << bits) - 1
-        found = (before < own) & (before >> bits == own >> bits) & (positions[-count:] - last <= window)
-    if documents is not None:
-        found &= documents[:, n - 1 :].gather(1, last.clamp(min=0)) == documents[:, -count:]
-    return codes[:, n - 1 :].gather(1, (last + 1).clamp(max=keys.shape[1] - 1)).where(found, 0)
+    codes: Int[Tensor, "B L"], documents: Int[Tensor, "B L"] | None, lengths: Sequence[int], window: int, count: int
+) -> Sequence[Int[Tensor, "B T"]]:
+    """For each n, and the n-grams that end at the last T = `count` positions: the code that followed the last earlier
+    occurrence in the same document, 0 if that ended more than `window` positions earlier or does not exist."""
+    if count == 1 and _by_numpy(codes) and lengths:
+        if documents is not None:
+            codes = codes.where(documents == documents[:, -1:], 0)
+        followers = _followers_of_one(codes.numpy(), np.array(lengths), window)
+        return torch.from_numpy(followers).split(1, 1)
+    K, followers = window + count, []
+    positions = torch.arange(K, device=codes.device)
+    for keys in _hashes(codes, None, lengths, K, None):
+        if torch.compiler.is_exporting() or count == 1:  # ONNX has no searchsorted; for one token to compare is faster
+            same = (keys[:, -count:, None] == keys[:, None]) & (positions < positions[-count:, None])
+            last = positions.where(same, -1).amax(-1)
+            found = (last >= 0) & (positions[-count:] - last <= window)
+        else:
+            # Sorted by (n-gram, position), the entry before an n-gram's own is its last earlier occurrence, if any.
+            bits = K.bit_length()
+            marked = keys << bits | positions
+            ordered, own = _sorted_rows(marked), marked[:, -count:].contiguous()
+            before = ordered.gather(1, (torch.searchsorted(ordered, own) - 1).clamp(min=0))
+            last = before & (1 << bits) - 1
+            found = (before < own) & (before >> bits == own >> bits) & (positions[-count:] - last <= window)
+        if documents is not None:
+            found &= documents[:, -K:].gather(1, last.clamp(min=0)) == documents[:, -count:]
+        followers.append(codes[:, -K:].gather(1, (last + 1).clamp(max=K - 1)).where(found, 0))
+    return followers
+
+
+def _followers_of_one(
+    codes: Integer[np.ndarray, "B L"], lengths: Integer[np.ndarray, " M"], window: int
+) -> Integer[np.ndarray, "B M"]:
+    """`_followers` of the last position. Only where its own code occurred are the codes before that compared."""
+    own, start = codes[:, : -1 - lengths.max() : -1], codes.shape[1] - 1 - window
+    rows, ends = divmod(np.flatnonzero(codes[:, start:-1] == own[:, :1]), window)  # twelve times as fast as nonzero
+    ends += start
+    equal = codes[rows[:, None], ends[:, None] - np.arange(lengths.max())] == own[rows]
+    matches, which = np.nonzero(np.logical_and.accumulate(equal, 1).sum(1)[:, None] >= lengths)
+    followers = np.zeros((len(codes), len(lengths)), codes.dtype)
+    followers[rows[matches], which] = codes[rows, ends + 1][matches]  # a later one replaces an earlier one
+    return followers
 
 
 def _sorted_rows(x: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
     """On a CPU by NumPy, which is twenty times as fast as PyTorch 2.13."""
-    by_numpy = x.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
-    return torch.from_numpy(np.sort(x.numpy(), axis=1)) if by_numpy else x.sort(1).values
+    return torch.from_numpy(np.sort(x.numpy(), axis=1)) if _by_numpy(x) else x.sort(1).values
+
+
+def _by_numpy(x: Tensor) -> bool:
+    traced = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
+    return x.device.type == "cpu" and not traced
