@@ -35,6 +35,7 @@ def test_vectors_by_hand() -> None:
     module = embedding(ngrams=(1, 2, 5), ngram_rows=97, ngram_width=6, d_model=14, embedding_scale=3.0).double()
     tokens = [250_000, 7, 0, 3, 3, 8]
     found = module(torch.tensor([tokens]), 4)[0]
+    assert torch.equal(module.rows_of(torch.tensor([tokens]), 1)[0], module.rows_of(torch.tensor([tokens]), 4)[0, 3:])
     for vector, end in zip(found, range(3, 7), strict=True):
         padded = [-1] * 5 + tokens[:end]  # -1: no token
         rows = [module.table.weight[97 * i + row_of(padded[-n:], 97)] for i, n in enumerate((1, 2, 5))]

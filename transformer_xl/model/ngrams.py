@@ -100,9 +100,13 @@ class NgramEmbedding(nn.Module):
         # Codes are ids + 1, because 0 is no token. Zeros come first where there are fewer than `needed`.
         codes = F.pad(tokens[:, -needed:] + 1, (max(needed - tokens.shape[1], 0), 0))
         documents = None if config.document_end is None else (codes == config.document_end + 1).cumsum(1)
+        starts = tuple(accumulate((0, *config.ngram_sizes[:-1])))
+        if count == 1 and _by_numpy(codes):
+            if documents is not None:
+                codes = codes.where(documents == documents[:, -1:], 0)
+            return torch.from_numpy(_columns_of_one(codes.numpy(), config) + starts)[:, None]
         found = [hashed % config.ngram_rows for hashed in _hashes(codes, documents, config.ngrams, count, PRIME)]
         found += _followers(codes, documents, config.matches, config.match_window, count)
-        starts = accumulate((0, *config.ngram_sizes[:-1]))
         return torch.stack([row + start for row, start in zip(found, starts, strict=True)], -1)
 
     def last(self, tokens: Int[Tensor, "B L"], mem_len: int) -> Int[Tensor, "B N"]:
@@ -148,14 +152,9 @@ def _hashes(
 
 def _followers(
     codes: Int[Tensor, "B L"], documents: Int[Tensor, "B L"] | None, lengths: Sequence[int], window: int, count: int
-) -> Sequence[Int[Tensor, "B T"]]:
+) -> list[Int[Tensor, "B T"]]:
     """For each n, and the n-grams that end at the last T = `count` positions: the code that followed the last earlier
     occurrence in the same document, 0 if that ended more than `window` positions earlier or does not exist."""
-    if count == 1 and _by_numpy(codes) and lengths:
-        if documents is not None:
-            codes = codes.where(documents == documents[:, -1:], 0)
-        followers = _followers_of_one(codes.numpy(), np.array(lengths), window)
-        return torch.from_numpy(followers).split(1, 1)
     K, followers = window + count, []
     positions = torch.arange(K, device=codes.device)
     for keys in _hashes(codes, None, lengths, K, None):
@@ -177,18 +176,24 @@ def _followers(
     return followers
 
 
-def _followers_of_one(
-    codes: Integer[np.ndarray, "B L"], lengths: Integer[np.ndarray, " M"], window: int
-) -> Integer[np.ndarray, "B M"]:
-    """`_followers` of the last position. Only where its own code occurred are the codes before that compared."""
-    own, start = codes[:, : -1 - lengths.max() : -1], codes.shape[1] - 1 - window
-    rows, ends = divmod(np.flatnonzero(codes[:, start:-1] == own[:, :1]), window)  # twelve times as fast as nonzero
+def _columns_of_one(codes: Integer[np.ndarray, "B L"], config: TransformerXLConfig) -> Integer[np.ndarray, "B N"]:
+    """The hashes and followers of the last position. `codes` has zeros, then the document of that position."""
+    ngrams, matches, window = np.array(config.ngrams, int), np.array(config.matches, int), config.match_window
+    longest = max(*config.ngrams, *config.matches, 1)
+    recent = codes[:, : -1 - longest : -1]
+    powers = np.array([pow(BASE, a + 1, PRIME) for a in range(longest)])
+    hashes = (recent * powers % PRIME).cumsum(1)[:, ngrams - 1] % PRIME % config.ngram_rows
+    if not config.matches:
+        return hashes
+    # Only where the last code occurred are the codes before it compared.
+    start, ages = codes.shape[1] - 1 - window, np.arange(matches.max())
+    rows, ends = divmod(np.flatnonzero(codes[:, start:-1] == recent[:, :1]), window)  # twelve times as fast as nonzero
     ends += start
-    equal = codes[rows[:, None], ends[:, None] - np.arange(lengths.max())] == own[rows]
-    matches, which = np.nonzero(np.logical_and.accumulate(equal, 1).sum(1)[:, None] >= lengths)
-    followers = np.zeros((len(codes), len(lengths)), codes.dtype)
-    followers[rows[matches], which] = codes[rows, ends + 1][matches]  # a later one replaces an earlier one
-    return followers
+    equal = codes[rows[:, None], ends[:, None] - ages] == recent[rows[:, None], ages]
+    found, which = np.nonzero(np.logical_and.accumulate(equal, 1).sum(1)[:, None] >= matches)
+    followers = np.zeros((len(codes), len(matches)), codes.dtype)
+    followers[rows[found], which] = codes[rows, ends + 1][found]  # a later one replaces an earlier one
+    return np.concatenate([hashes, followers], 1)
 
 
 def _sorted_rows(x: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
