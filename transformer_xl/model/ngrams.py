@@ -181,10 +181,9 @@ def _followers(
 def _columns_of_one(codes: Integer[np.ndarray, "B L"], config: TransformerXLConfig) -> Integer[np.ndarray, "B N"]:
     """The hashes and followers of the last position. `codes` has zeros, then the document of that position."""
     ngrams, matches, window = np.array(config.ngrams, int), np.array(config.matches, int), config.match_window
-    longest = max(*config.ngrams, *config.matches, 1)
-    recent = codes[:, : -1 - longest : -1]
-    powers = np.array([pow(BASE, a + 1, PRIME) for a in range(longest)])
-    hashes = (recent * powers % PRIME).cumsum(1)[:, ngrams - 1] % PRIME % config.ngram_rows
+    recent = codes[:, ::-1]
+    powers = np.array([pow(BASE, a + 1, PRIME) for a in range(max(config.ngrams, default=0))], int)
+    hashes = (recent[:, : len(powers)] * powers % PRIME).cumsum(1)[:, ngrams - 1] % PRIME % config.ngram_rows
     if not config.matches:
         return hashes
     # Only where the last code occurred are the codes before it compared.
