@@ -57,9 +57,9 @@ def test_a_match_is_what_followed_the_last_earlier_occurrence(data: st.DataObjec
         for i, n in enumerate(lengths):
             whole = end - n + 1 >= 0 and documents[end - n + 1] == documents[end]
             own = tokens[end - n + 1 : end + 1] if whole else [-1]
-            places = range(end - 1, max(end - window - 1, n - 2), -1)
-            places = (p for p in places if documents[p - n + 1] == documents[end])
-            found = (tokens[p + 1] for p in places if -1 not in own and tokens[p - n + 1 : p + 1] == own)
+            earlier = range(end - 1, max(end - window - 1, n - 2), -1)
+            earlier = (p for p in earlier if documents[p - n + 1] == documents[end])
+            found = (tokens[p + 1] for p in earlier if -1 not in own and tokens[p - n + 1 : p + 1] == own)
             row.append(10 * i + next(found, -1) + 1)
         expected.append(row)
     rows = torch.tensor([[-1] * len(tokens), tokens])  # each has its own matches
