@@ -40,18 +40,19 @@ from transformer_xl.train import agreement
 from transformer_xl.train.agreement import check_alike, check_folder
 
 TESTS = Path(__file__).parents[1]
+FORKS = str(TESTS / "forked_ranks.py")
 PARALLEL = ("ddp", "fsdp")
 pytestmark = pytest.mark.timeout(400)
 
 
-def launch(
-    ranks: int, *arguments: str, restarts: int = 0, timeout: float = 300, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
+
+
+def launch(*command: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths} | environment
     return subprocess.run(
-        [*command, f"--max-restarts={restarts}", *arguments],
+        [sys.executable, *command],
         env=variables,
         text=True,
         capture_output=True,
@@ -70,7 +71,7 @@ def found(tmp_path_factory):
     def of(ranks: int, parallel: str) -> dict[str, dict[str, Tensor]]:
         with FileLock(shared / f"ranks-{ranks}.lock"):
             if not (shared / f"fsdp-{ranks}").exists():
-                done = launch(ranks, str(TESTS / "ranks.py"), str(shared))
+                done = launch(FORKS, str(ranks), "0", str(TESTS / "ranks.py"), str(shared))
                 assert done.returncode == 0, done.stderr[-3000:]
                 assert "find_unused_parameters" not in done.stderr, done.stderr[-3000:]
         cases: dict[str, dict[str, Tensor]] = {}
@@ -203,7 +204,8 @@ def test_after_a_killed_rank_and_a_signal_to_one_the_run_ends_with_the_same_figu
     """Killed before the first checkpoint (in test-all), stopped, so that all ranks save, and killed after one."""
     ends = [(2, signal.SIGKILL)] * ALL + [(10, signal.SIGTERM), (13, signal.SIGKILL)]
     line = train(home, "killed", "--train.parallel", "fsdp")
-    done = launch(2, str(home / "kill.py"), *line, restarts=len(ends), TXL_HOME=str(tmp_path), ENDS=json.dumps(ends))
+    ranks = [FORKS, "2", str(len(ends)), str(home / "kill.py")]
+    done = launch(*ranks, *line, TXL_HOME=str(tmp_path), ENDS=json.dumps(ends))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rank 0: Another rank has ended" in done.stderr and "exitcode: 75" in done.stderr
     assert done.stdout.count("Stopped by a signal, and saved.") == 1
@@ -281,13 +283,13 @@ def test_a_rank_may_prepare_for_longer_than_a_sum_may_take(tmp_path):
         "        wait()\n"
         "        print(wait.__name__ + ' ', end='', flush=True)\n"  # one write, which the other rank's cannot split
     )
-    done = launch(2, str(script))
+    done = launch(*words(TORCHRUN), str(script))
     assert done.returncode != 0 and done.stdout.split() == ["wait_for_first"] * 2
 
 
 @pytest.mark.outside
 def test_compiled_ranks_train_like_one_process(home, tmp_path):
     line = train(home, "compiled", "--train.compile")
-    done = launch(2, "-m", "transformer_xl", *line, timeout=900, TXL_HOME=str(tmp_path))
+    done = launch(*words(TORCHRUN), "-m", "transformer_xl", *line, timeout=900, TXL_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     assert_same_figures(home, "compiled")
