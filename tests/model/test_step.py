@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,13 @@ def begin(model: TransformerXL, prompt: Tensor, call: Lengths, valid: Tensor | N
 
 
 def follow(model: TransformerXL, ids: Tensor, memory: Any, call: Lengths) -> tuple[Tensor, Any]:
-    """The results with the paper's memory, one token at a time."""
+    """The results with the paper's memory, one token at a time, or at once with the window that gives the same."""
+    window = replace(call, attn_len=min(call.attn_len or call.mem_len + 1, call.mem_len + 1))
     found = []
-    for token in ids.split(1, dim=1):
-        log_probs, memory = model.log_probs(token, memory, call)
-        found.append(log_probs[:, -1])
-    return torch.stack(found, 1), memory
+    for tokens in ids.split(ids.shape[1] if call.mem_len else 1, dim=1):
+        log_probs, memory = model.log_probs(tokens, memory, window)
+        found.append(log_probs)
+    return torch.cat(found, 1), memory
 
 
 def steps(step: Step, ids: Tensor) -> Tensor:
