@@ -12,6 +12,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 demo: $(VENV)/.core
 	$(BIN)/txl demo
 
+# Tests start a hundred processes, which would each compile the package's code anew.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not outside and not rehearsal"
 
