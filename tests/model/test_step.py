@@ -191,6 +191,27 @@ def test_a_recorded_lookup_of_ngrams_has_the_same_numbers(monkeypatch: pytest.Mo
     assert len(shapes) == 2, "of tokens and of vectors"
 
 
+@torch.no_grad()
+def test_ngrams_need_the_tokens_of_a_past() -> None:
+    """A backbone's state has none, and that of a call without memory has no columns for them."""
+    model, call, ids = small_model(**VARIANTS["n-grams"]), lengths(5), text(2, 7, seed=1)
+    backbone = model.backbone
+    expected = steps(Step(model, model.empty_cache(2, call), call), ids)
+    for empty in (backbone.cached(backbone.empty_memory(2, call), call), model.empty_cache(2, lengths(0))):
+        step = Step(model, empty.fork(), call)
+        assert torch.equal(steps(step, ids), expected)
+        for row in range(2):
+            step.put(row, empty.fork(slice(row, row + 1)))
+        assert_close(steps(step, ids), expected)
+    memory = model.hidden(ids, None, call)[1]
+    tokens = memory.tokens.clone()
+    step = Step(model, model.cached(memory, call), call)
+    step.put(0, model.empty_cache(1, call))
+    assert torch.equal(memory.tokens, tokens), "they were of the memory, too"
+    with pytest.raises(Mistake, match="the last tokens of each row"):
+        Step(model, backbone.cached(memory.with_tokens(None), call), call)
+
+
 @pytest.mark.unchecked
 @torch.no_grad()
 def test_an_attention_of_the_users_own_is_never_replaced() -> None:

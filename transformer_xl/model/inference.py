@@ -185,6 +185,22 @@ def _append(buffer: Float[Tensor, "B 2 H C K"], first: int, end: int, k: Queries
     return keys, values
 
 
+def tokens_of(state: Memory | KVCache) -> Int[Tensor, "B L"]:
+    """The last tokens of each row, which n-grams and matches need. A state of no positions may lack them.
+
+    Raises:
+        Mistake: it has a past without tokens, because a backbone or another model made it.
+    """
+    if state.tokens is not None:
+        return state.tokens
+    if state.length:
+        raise Mistake(
+            "memory must have the last tokens of each row, because the model has n-grams or matches. Give the "
+            "result of empty_memory or of the previous call."
+        )
+    return state.counts.new_empty(len(state.counts), 0, dtype=torch.long)
+
+
 def check_state(memory: object, widths: Sequence[int], x: Vectors, heads: tuple[int, int] | None = None) -> None:
     """Raise a `Mistake` unless `memory` has states of these `widths` and as many rows as `x`. The keys of a cache must
     have the number and the size of `heads`."""

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from ..config.settings import TransformerXLConfig
-from ..mistake import Mistake
-from .inference import KVCache
+from .inference import KVCache, tokens_of
 from .memory import Memory
 from .modules import Ids, RowLinear, Vectors
 
@@ -59,18 +58,14 @@ class NgramEmbedding(nn.Module):
 
     def add(self, x: Vectors, ids: Ids, memory: State, mem_len: int) -> tuple[Vectors, State]:
         """The embeddings `x` of these tokens plus the vectors of their n-grams, and `memory` with its next tokens."""
-        if memory.tokens is None and memory.length:
-            raise Mistake(
-                "memory must have the last tokens of each row, because the model has n-grams or matches. Give the "
-                "result of empty_memory or of the previous call."
-            )
+        earlier = tokens_of(memory)
         if not ids.shape[1]:
             return x, memory
         tokens = ids.long()
         if memory.valid is not None:
             padding = torch.arange(ids.shape[1], device=ids.device) < -memory.valid[:, None]
             tokens = tokens.masked_fill(padding, -1)  # no token
-        tokens = tokens if memory.tokens is None else torch.cat([memory.tokens, tokens], 1)
+        tokens = torch.cat([earlier, tokens], 1)
         return x + self(tokens, ids.shape[1]), memory.with_tokens(self.last(tokens, mem_len))
 
     def forward(self, tokens: Int[Tensor, "B L"], count: int, only: Int[Tensor, " R"] | None = None) -> Vectors:

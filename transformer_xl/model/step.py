@@ -27,7 +27,7 @@ from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..ops.call import product_dtype
 from .attention import Positions, RelativeMultiheadAttention
-from .inference import KVCache, check_state
+from .inference import KVCache, check_state, tokens_of
 from .kernels import can_fuse, can_step, fused_step, native_step
 from .memory import Memory, reset_tokens
 from .modules import as_marks, check_vectors, has_hooks, is_plain
@@ -154,8 +154,9 @@ class VectorStep:
         for ring, kv in zip(self.rings, newest, strict=True):
             ring[row].zero_()  # what is not seen must not be NaN
             ring[row].index_copy_(2, held, kv[0].to(ring.dtype))
-        if self.tokens is not None and cache.tokens is not None:
-            self.tokens[row] = cache.tokens[0]
+        if self.tokens is not None:
+            own = tokens_of(cache)[0]
+            self.tokens[row] = pad(own, (self.tokens.shape[1] - len(own), 0), value=-1)
         self.most[row], self.slots[row], self.counts[row] = most, slot % self.window, count.clamp(max=length)
 
     @torch.no_grad()
@@ -283,7 +284,8 @@ class Step(VectorStep):
     def __init__(self, model: TransformerXL, cache: KVCache, lengths: Lengths) -> None:
         assert not model.training, "a Step needs the model that for_inference returns"
         super().__init__(model.backbone, cache, lengths, graph=True, head=model.softmax)
-        self.tokens: Tensor | None = cache.tokens
+        if model.ngrams is not None:
+            self.tokens = model.ngrams.last(tokens_of(cache), lengths.mem_len)
         self.model: TransformerXL = model
         self._ngrams: list[Callable[[Tensor], Tensor]] = []
         """As `_readers`."""
