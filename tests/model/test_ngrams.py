@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import small_model, text
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import StreamLoader
@@ -75,6 +76,14 @@ def test_equal_hashes_of_other_tokens_are_no_match(count: int) -> None:
     assert row_of([0, 0], PRIME) == row_of([older, newer], PRIME)
     module = embedding(vocab_size=100_000, matches=(2,), match_window=9, ngram_width=4)
     assert module.rows_of(torch.tensor([[0, 0, 7, older, newer]]), count)[0, -1].item() == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_recorded_lookup_finds_the_rows_of_other_tokens(count: int) -> None:
+    module = embedding(ngrams=(2,), matches=(2,), match_window=9, ngram_width=4)
+    tokens = torch.tensor([[0, 1, 2, 0, 1]])
+    recorded = make_fx(lambda tokens: module.rows_of(tokens, count))(torch.zeros_like(tokens))
+    assert torch.equal(recorded(tokens), module.rows_of(tokens, count))
 
 
 def test_only_the_rows_that_are_asked_for_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,4 +194,5 @@ def _columns_of_one(codes: Integer[np.ndarray, "B L"], config: TransformerXLConf
 
 def _by_numpy(x: Tensor) -> bool:
     traced = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
-    return x.device.type == "cpu" and not traced
+    watched = torch._C._len_torch_dispatch_stack()  # a mode would take the result for a constant, or has no numbers
+    return x.device.type == "cpu" and not traced and not watched
