@@ -71,6 +71,12 @@ def test_a_match_is_what_followed_the_last_earlier_occurrence(data: st.DataObjec
 
 
 @pytest.mark.parametrize("count", [1, 2])
+def test_of_two_earlier_occurrences_the_last_is_the_match(count: int) -> None:
+    module = embedding(matches=(1, 2), match_window=9, ngram_width=4)
+    assert module.rows_of(torch.tensor([[0, 1, 3, 2, 1, 4, 0, 1]]), count)[0, -1].tolist() == [4 + 1, 8 + 3 + 1]
+
+
+@pytest.mark.parametrize("count", [1, 2])
 def test_equal_hashes_of_other_tokens_are_no_match(count: int) -> None:
     older, newer = 19_108, 70_913
     assert row_of([0, 0], PRIME) == row_of([older, newer], PRIME)
