@@ -208,6 +208,16 @@ def test_without_a_build_a_call_says_so_and_never_compiles(elsewhere: Path, monk
     native.build(pytest.fail)
 
 
+def test_what_another_process_built_is_used(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXL_HOME", str(tmp_path))
+    native.library.cache_clear()
+    assert "not built" in str(native_refusal(CPU, torch.float32))
+    native.library().parent.mkdir(mode=0o755)
+    shutil.copy(built, native.library())
+    native.build(pytest.fail)
+    assert native_refusal(CPU, torch.float32) is None
+
+
 def test_a_failed_build_is_said_in_a_line(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = elsewhere / "attention.cpp"
     broken.write_text("this is no C++\n")

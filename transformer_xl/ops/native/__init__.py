@@ -135,7 +135,10 @@ def build(say: Callable[[str], None]) -> None:
     `say` gets a line before a build, and one if it fails. After a failure the other backends serve, and the reason
     stays beside `library()`, so no later command tries again.
     """
-    if machine_refusal() is not None or _load(library()) is None:
+    if machine_refusal() is not None:
+        return
+    _load.cache_clear()  # another process may have built them
+    if _load(library()) is None:
         return
     command, failure = compiler(), library().with_suffix(".txt")
     if command is None:
