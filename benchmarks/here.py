@@ -151,11 +151,12 @@ def _evaluation(config: RunConfig) -> Unit:
 
 def _generation(config: RunConfig) -> Unit:
     lengths = config.writing_lengths(config.eval_lengths)
-    prompt = bound.zipf_ids(config.model.vocab_size, max(lengths.mem_len, lengths.tgt_len) + 1)
+    window = config.model.match_window if config.model.matches else 0
+    prompt = bound.zipf_ids(config.model.vocab_size, max(lengths.mem_len, lengths.tgt_len, window) + 1)
     model = build_model(config.model).to(config.train.device)
     tokens = stream(model, [prompt], lengths, Sampling(), 1 << 62, precision=config.train.precision)
     attn_len = lengths.attn_len
-    next(tokens)  # the prompt fills the memory
+    next(tokens)  # the prompt fills the memory and the window of matches
     return Unit(lambda: next(tokens), 1, Lengths(tgt_len=1, mem_len=lengths.mem_len, attn_len=attn_len))
 
 
