@@ -285,7 +285,7 @@ class Step(VectorStep):
         assert not model.training, "a Step needs the model that for_inference returns"
         super().__init__(model.backbone, cache, lengths, graph=True, head=model.softmax)
         if model.ngrams is not None:
-            self.tokens = model.ngrams.last(tokens_of(cache), lengths.mem_len)
+            self.tokens: Tensor | None = model.ngrams.last(tokens_of(cache), lengths.mem_len)
         self.model: TransformerXL = model
         self._ngrams: list[Callable[[Tensor], Tensor]] = []
         """As `_readers`."""
