@@ -21,6 +21,7 @@ from transformer_xl.config.settings import Lengths
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.attention import RelativeMultiheadAttention
 from transformer_xl.model.kernels import MOST_ROWS, can_step, includes_head
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.step import Step, VectorStep, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -209,7 +210,7 @@ def test_ngrams_need_the_tokens_of_a_past() -> None:
     step.put(0, model.empty_cache(1, call))
     assert torch.equal(memory.tokens, tokens), "they were of the memory, too"
     with pytest.raises(Mistake, match="the last tokens of each row"):
-        Step(model, backbone.cached(memory.with_tokens(None), call), call)
+        Step(model, backbone.cached(Memory(memory.layers), call), call)
 
 
 @pytest.mark.unchecked
